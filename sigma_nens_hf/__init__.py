@@ -1,0 +1,47 @@
+"""Calibrated ensembles over one frozen backbone, as a PEFT method.
+
+Importing this package registers the method ``SIGMA_NORM`` with peft.
+"""
+
+from .config import SigmaNormConfig
+from .heads import MemberHead
+from .hub import ensemble_from_pretrained, load_ensemble
+from .layer import SigmaNormLayer
+from .members import member_subset
+from .model import SigmaNormModel, extract_member
+from .prediction import Prediction, predict
+from .registration import register
+from .regularizer import (
+    diversity_regularizer,
+    expected_sharing,
+    realized_sharing,
+    temperature_for_sharing,
+)
+from .trainer import SigmaNEnsTrainer
+from .training_args import SigmaNEnsTrainingArguments
+from .uncertainty import UncertaintyDecomposition, decompose_uncertainty
+from .version import __version__
+
+register(SigmaNormConfig, SigmaNormModel)
+
+__all__ = [
+    "MemberHead",
+    "Prediction",
+    "SigmaNEnsTrainer",
+    "SigmaNEnsTrainingArguments",
+    "SigmaNormConfig",
+    "SigmaNormLayer",
+    "SigmaNormModel",
+    "UncertaintyDecomposition",
+    "__version__",
+    "decompose_uncertainty",
+    "diversity_regularizer",
+    "ensemble_from_pretrained",
+    "expected_sharing",
+    "extract_member",
+    "load_ensemble",
+    "member_subset",
+    "predict",
+    "realized_sharing",
+    "temperature_for_sharing",
+]

@@ -1,0 +1,165 @@
+"""The configuration of one sigma-norm adapter, and everything that makes the adapter self-contained."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from peft import PeftConfig
+
+from .registration import extend_peft_type
+
+HEAD_INITIALISATIONS = ("auto", "fresh", "copy")
+WHOLE_HEAD = "all"
+
+# peft appends these two names to `modules_to_save` whenever `task_type` is "SEQ_CLS" or "TOKEN_CLS", which would
+# wrap the head over the member heads. They carry no wish of the user: the head is always trained here.
+_NAMES_ADDED_BY_PEFT = frozenset({"classifier", "score"})
+# Stands for "no module at all": peft fails on a task model whose `modules_to_save` is empty.
+_NO_MODULE = "sigma_norm_no_module"
+
+
+@dataclass
+class SigmaNormConfig(PeftConfig):
+    """Configuration of a sigma-norm ensemble adapter.
+
+    Args:
+        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline.
+        target_modules: Norms that carry members: a list of module names or suffixes, or a regular expression.
+            None stands for all norms of the backbone, found by their class.
+        exclude_modules: Norms that do not, in the same forms.
+        branch_layer: Blocks are counted in forward order, from 0; blocks from this one on and every norm after
+            them carry members, norms before it stay as they are. None: all of them.
+        init_scaler: Start value g0 of every scaler. The reconstruction scale is s = w / sigmoid(g0).
+        init_scaler_std: Standard deviation of the normal noise added to g0, separately for every member. With 0
+            and copied heads all members equal the base model and, the regulariser's gradient being exactly 0
+            there, stay equal.
+        member_bias: Whether each member has its own bias where the base norm has one.
+        member_heads: Head projections that every member has of its own. None: the last projection; "all": every
+            projection of the head; a list of names; []: one shared head.
+        head_init: "fresh" draws member heads anew, "copy" copies the head of the model, which is right if it came
+            with the checkpoint. "auto" is "fresh" here; only `ensemble_from_pretrained` can know better.
+        modules_to_save: Modules that are trained as one copy shared by the members and saved with the adapter. The
+            projections of a fresh head that are not replicated are always among them.
+        num_labels: Number of classes C (outputs for regression). None: that of the model.
+        id2label: Class index to name.
+        label2id: Class name to index.
+        problem_type: "single_label_classification", "multi_label_classification" or "regression", as in
+            transformers.
+        base_model_type: `model_type` of the base model; filled on injection.
+        num_adapted_norms: Number of norms that carry members; filled on injection and checked on loading.
+        calibration_temperature: Softmax temperature fitted on held-out data, None where none was.
+        training_recipe: How the adapter was trained (tau, lambda, data, seed); filled by the trainer.
+        sigma_nens_hf_version: Version of this package that made the adapter; filled on injection.
+        transformers_version: Version of transformers that made the adapter; filled on injection.
+
+    Raises:
+        ValueError: A field is out of its range or two fields contradict each other.
+    """
+
+    num_members: int = field(default=4, metadata={"help": "Number of members M."})
+    target_modules: list[str] | str | None = field(
+        default=None, metadata={"help": "Norms that carry members; None: all norms of the backbone."}
+    )
+    exclude_modules: list[str] | str | None = field(
+        default=None, metadata={"help": "Norms that do not carry members."}
+    )
+    branch_layer: int | None = field(
+        default=None, metadata={"help": "First block whose norms carry members; None: all norms do."}
+    )
+    init_scaler: float = field(default=0.0, metadata={"help": "Start value g0 of every scaler."})
+    init_scaler_std: float = field(default=0.1, metadata={"help": "Standard deviation of the start noise."})
+    member_bias: bool = field(default=True, metadata={"help": "Whether each member has its own norm biases."})
+    member_heads: list[str] | str | None = field(
+        default=None, metadata={"help": "Head projections of which each member has its own."}
+    )
+    head_init: str = field(default="auto", metadata={"help": "'fresh', 'copy' or 'auto'."})
+    modules_to_save: list[str] | None = field(
+        default=None, metadata={"help": "Modules trained as one copy that the members share."}
+    )
+    num_labels: int | None = field(default=None, metadata={"help": "Number of classes."})
+    id2label: dict[int, str] | None = field(default=None, metadata={"help": "Class index to name."})
+    label2id: dict[str, int] | None = field(default=None, metadata={"help": "Class name to index."})
+    problem_type: str | None = field(default=None, metadata={"help": "As in transformers."})
+    base_model_type: str | None = field(default=None, metadata={"help": "Filled on injection."})
+    num_adapted_norms: int | None = field(default=None, metadata={"help": "Filled on injection."})
+    calibration_temperature: float | None = field(default=None, metadata={"help": "Softmax temperature."})
+    training_recipe: dict[str, Any] | None = field(default=None, metadata={"help": "Filled by the trainer."})
+    sigma_nens_hf_version: str | None = field(default=None, metadata={"help": "Filled on injection."})
+    transformers_version: str | None = field(default=None, metadata={"help": "Filled on injection."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.peft_type = extend_peft_type()
+        self._check_numbers()
+        self._normalise_labels()
+        # A saved config lists exactly the modules that its file holds; read it before peft appends to it.
+        self._exact_shared_modules = tuple(self.modules_to_save or ()) if self.is_resolved else None
+        if self.modules_to_save is not None:
+            self.modules_to_save = list(self.modules_to_save) or [_NO_MODULE]
+
+    def _check_numbers(self) -> None:
+        if isinstance(self.num_members, bool) or not isinstance(self.num_members, int) or self.num_members < 1:
+            raise ValueError(f"num_members must be a whole number of at least 1, got {self.num_members!r}.")
+        if not math.isfinite(self.init_scaler):
+            raise ValueError(f"init_scaler must be finite, got {self.init_scaler}.")
+        if not (math.isfinite(self.init_scaler_std) and self.init_scaler_std >= 0):
+            raise ValueError(f"init_scaler_std must be finite and not negative, got {self.init_scaler_std}.")
+        if self.head_init not in HEAD_INITIALISATIONS:
+            raise ValueError(f"head_init must be one of {HEAD_INITIALISATIONS}, got {self.head_init!r}.")
+        if isinstance(self.member_heads, str) and self.member_heads != WHOLE_HEAD:
+            raise ValueError(
+                f"member_heads must be None, {WHOLE_HEAD!r} or a list of module names, got {self.member_heads!r}."
+            )
+        if self.branch_layer is not None and self.branch_layer < 0:
+            raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")
+        temperature = self.calibration_temperature
+        if temperature is not None and not (math.isfinite(temperature) and temperature > 0):
+            raise ValueError(f"calibration_temperature must be finite and positive, got {temperature}.")
+
+    def _normalise_labels(self) -> None:
+        """Bring names and their number into line; JSON turns the indices of `id2label` into strings."""
+        if self.id2label is None and self.label2id is not None:
+            self.id2label = {index: name for name, index in self.label2id.items()}
+        if self.id2label is not None:
+            self.id2label = {int(index): name for index, name in self.id2label.items()}
+            if sorted(self.id2label) != list(range(len(self.id2label))):
+                raise ValueError(f"id2label must name the classes 0 to C-1, got {self.id2label}.")
+            if self.label2id is None:
+                self.label2id = {name: index for index, name in self.id2label.items()}
+            if self.num_labels is None:
+                self.num_labels = len(self.id2label)
+            if self.num_labels != len(self.id2label):
+                raise ValueError(
+                    f"num_labels={self.num_labels} does not fit the {len(self.id2label)} names in id2label."
+                )
+        if self.num_labels is not None and self.num_labels < 1:
+            raise ValueError(f"num_labels must be at least 1, got {self.num_labels}.")
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the config has been through an injection, so that its lists of modules are exact."""
+        return self.num_adapted_norms is not None
+
+    @property
+    def shared_modules(self) -> list[str]:
+        """The modules named in `modules_to_save`, without the names that peft adds on its own account."""
+        if self._exact_shared_modules is not None:
+            return list(self._exact_shared_modules)
+        ignored = {*_NAMES_ADDED_BY_PEFT, _NO_MODULE}
+        return [name for name in self.modules_to_save or [] if name not in ignored]
+
+    def resolve_shared_modules(self, names: list[str]) -> None:
+        """Fix the full names of the shared modules, which from then on are exact.
+
+        Args:
+            names: Full module names in the base model; may be empty.
+        """
+        self._exact_shared_modules = tuple(names)
+        self.modules_to_save = list(names) or [_NO_MODULE]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data, as they are written into `adapter_config.json`."""
+        plain = super().to_dict()
+        if self.modules_to_save is not None:
+            plain["modules_to_save"] = self.shared_modules
+        return plain

@@ -1,0 +1,261 @@
+"""One call each way: a checkpoint becomes an ensemble, and a saved adapter becomes a ready model."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import transformers
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from peft import PeftConfig, PeftModel, get_peft_model
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.utils import cached_file
+
+from .config import SigmaNormConfig
+from .heads import HEAD_LAYOUTS, plan_head
+
+logger = logging.getLogger(__name__)
+
+_IMAGE_PROCESSOR_FILES = ("preprocessor_config.json",)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
+# Task to: class of the base model, class of its processor, files that tell that there is one, peft's name for it.
+_TASKS = {
+    "text-classification": (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        _TOKENIZER_FILES,
+        "SEQ_CLS",
+    ),
+    "image-classification": (
+        AutoModelForImageClassification,
+        AutoImageProcessor,
+        _IMAGE_PROCESSOR_FILES,
+        None,
+    ),
+}
+_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code")
+
+
+def ensemble_from_pretrained(
+    model_id: str, task: str, num_members: int = 4, num_labels: int | None = None, **kwargs: Any
+) -> tuple[PeftModel, Any]:
+    """Turn a pretrained checkpoint into an ensemble of members over its frozen backbone.
+
+    A classifier that comes with the checkpoint is copied into every member; otherwise members get fresh heads. Other
+    modules that the checkpoint does not bring (a pooler, the dense layer of RoBERTa's head) are trained as one copy
+    that the members share.
+
+    Args:
+        model_id: A model id on the Hub or a local folder.
+        task: "text-classification" or "image-classification", as in `transformers.pipeline`.
+        num_members: Number of members M.
+        num_labels: Number of classes. None: that of the names in `id2label`, else of the checkpoint's own classifier.
+        **kwargs: Fields of `SigmaNormConfig` (`init_scaler_std`, `member_heads`, `modules_to_save`, `id2label`, ...);
+            all others go to `from_pretrained` of the base model (`revision`, `dtype`, `token`, ...).
+
+    Returns:
+        The ensemble, a `PeftModel`, and the tokenizer or image processor (None where the checkpoint has none).
+
+    Raises:
+        ValueError: The task or the architecture is not supported, the number of classes is not known, or the
+            checkpoint lacks weights of the backbone.
+    """
+    model_class, _, _, task_type = _task(task)
+    config_fields = {field.name for field in fields(SigmaNormConfig)} - {"revision"}
+    config_kwargs = {name: kwargs.pop(name) for name in list(kwargs) if name in config_fields}
+    config_kwargs.setdefault("task_type", task_type)
+    config = SigmaNormConfig(num_members=num_members, num_labels=num_labels, **config_kwargs)
+    label_kwargs = {
+        name: value
+        for name in ("num_labels", "id2label", "label2id", "problem_type")
+        if (value := getattr(config, name)) is not None
+    }
+    with _quiet_loading():
+        model, loading_info = model_class.from_pretrained(
+            model_id, **label_kwargs, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
+        )
+    absent = _absent_modules(loading_info)
+    layout = plan_head(model, config).layout
+    if config.head_init == "auto":
+        config.head_init = "fresh" if absent & set(layout.projections) else "copy"
+    if config.num_labels is None and layout.last in absent:
+        raise ValueError(f"{model_id} brings no classifier that tells the number of classes; pass num_labels.")
+    plan = plan_head(model, config)
+    to_train = _shareable(model, absent - set(plan.member))
+    if to_train:
+        config.modules_to_save = [*config.shared_modules, *to_train]
+    config.revision = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
+    ensemble = get_peft_model(model, config)
+    return ensemble, _load_processor(model_id, task, kwargs)
+
+
+def load_ensemble(
+    repo_or_dir: str | os.PathLike,
+    *,
+    base_model: str | None = None,
+    is_trainable: bool = False,
+    **kwargs: Any,
+) -> tuple[PeftModel, Any]:
+    """Load a saved adapter over its base model.
+
+    Args:
+        repo_or_dir: An adapter repository on the Hub or a local folder.
+        base_model: Where the base model is, if not where the adapter says.
+        is_trainable: Whether to go on training.
+        **kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, ... for the adapter; the last three are used
+            for the base model too, as is everything else (`dtype`, `device_map`, ...).
+
+    Returns:
+        The ensemble in evaluation mode, and the tokenizer or image processor: the adapter's own, else the base
+        model's, else None.
+
+    Raises:
+        ValueError: There is no sigma-norm adapter, its file is damaged or no safetensors file, or it does not fit
+            the base model exactly.
+    """
+    repo_or_dir = os.fspath(repo_or_dir)
+    hub_kwargs = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
+    adapter_kwargs = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
+    base_kwargs = {name: value for name, value in kwargs.items() if name != "revision"}
+    config = PeftConfig.from_pretrained(repo_or_dir, **adapter_kwargs)
+    if not isinstance(config, SigmaNormConfig):
+        raise ValueError(f"{repo_or_dir} holds an adapter of type {config.peft_type}, not a sigma-norm ensemble.")
+    _check_adapter_file(repo_or_dir, adapter_kwargs)
+    base_model = base_model or config.base_model_name_or_path
+    if not base_model:
+        raise ValueError(f"The adapter in {repo_or_dir} does not say what its base model is; pass base_model.")
+    model_class, task = _base_class(config)
+    if config.revision is not None and not os.path.isdir(base_model):
+        base_kwargs["revision"] = config.revision
+    with _quiet_loading():
+        model, loading_info = model_class.from_pretrained(
+            base_model, output_loading_info=True, ignore_mismatched_sizes=True, **base_kwargs
+        )
+    _check_base_is_complete(model, loading_info, config)
+    try:
+        ensemble = PeftModel.from_pretrained(
+            model, repo_or_dir, config=config, is_trainable=is_trainable, torch_device="cpu", **adapter_kwargs
+        )
+    except KeyError as error:
+        raise ValueError(f"The adapter in {repo_or_dir} lacks the weights {error}.") from error
+    processor = _load_processor(repo_or_dir, task, adapter_kwargs)
+    return ensemble, processor if processor is not None else _load_processor(base_model, task, base_kwargs)
+
+
+def _task(task: str) -> tuple:
+    if task not in _TASKS:
+        raise ValueError(f"task must be one of {list(_TASKS)}, got {task!r}.")
+    return _TASKS[task]
+
+
+def _base_class(config: SigmaNormConfig) -> tuple[type, str]:
+    """Return the class of an adapter's base model and its task."""
+    for task, (model_class, _, _, task_type) in _TASKS.items():
+        if task_type is not None and config.task_type == task_type:
+            return model_class, task
+    name = (config.auto_mapping or {}).get("base_model_class")
+    # A name from a downloaded file: only classes known here are ever looked up.
+    if name not in HEAD_LAYOUTS:
+        raise ValueError(f"The adapter's base model is a {name}, which is not supported.")
+    is_image = name.endswith("ForImageClassification")
+    return getattr(transformers, name), "image-classification" if is_image else "text-classification"
+
+
+def _absent_modules(loading_info: dict[str, Any]) -> set[str]:
+    """Names of the modules whose weights the checkpoint did not bring, or brought in another size."""
+    keys = set(loading_info["missing_keys"]) | {key for key, *_ in loading_info["mismatched_keys"]}
+    return {key.rpartition(".")[0] for key in keys}
+
+
+def _shareable(model: PreTrainedModel, absent: set[str]) -> list[str]:
+    """Return the absent modules that can be trained as one shared copy, or raise.
+
+    Raises:
+        ValueError: A part of the backbone is absent; training adapters over random weights helps nobody.
+    """
+    backbone = f"{model.base_model_prefix}."
+    lost = sorted(name for name in absent if name.startswith(backbone) and ".pooler" not in name)
+    if lost:
+        raise ValueError(
+            f"The checkpoint lacks weights of {type(model).__name__}'s backbone, or has them in another size: {lost[:5]} "
+            f"({len(lost)} modules). Is it a checkpoint of this architecture?"
+        )
+    return sorted(absent)
+
+
+def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any], config: SigmaNormConfig) -> None:
+    covered = {*config.shared_modules, *plan_head(model, config).layout.projections}
+    absent = {
+        name
+        for name in _absent_modules(loading_info)
+        if not any(f"{name}.".startswith(f"{module}.") for module in covered)
+    }
+    unused_pooler = {name for name in _shareable(model, absent)}
+    if unused_pooler:
+        raise ValueError(
+            f"The base model lacks {sorted(unused_pooler)}, which the adapter does not bring: it was trained over "
+            f"another checkpoint than {model.name_or_path}."
+        )
+
+
+def _check_adapter_file(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> None:
+    """Refuse an adapter whose weights are not a whole safetensors file, before anything is built for it."""
+    if os.path.isdir(repo_or_dir):
+        path = os.path.join(repo_or_dir, SAFETENSORS_WEIGHTS_NAME)
+        found = os.path.isfile(path)
+    else:
+        try:
+            path = hf_hub_download(repo_or_dir, SAFETENSORS_WEIGHTS_NAME, **hub_kwargs)
+            found = True
+        except EntryNotFoundError:
+            found = False
+    if not found:
+        raise ValueError(
+            f"{repo_or_dir} has no {SAFETENSORS_WEIGHTS_NAME}. Only safetensors files are opened, never a "
+            f"{WEIGHTS_NAME}, which can run code."
+        )
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or cut off ({error}); fetch or save it again.") from error
+
+
+def _load_processor(source: str, task: str, kwargs: dict[str, Any]) -> Any | None:
+    _, processor_class, file_names, _ = _task(task)
+    hub_kwargs = {name: kwargs[name] for name in _HUB_ARGUMENTS if kwargs.get(name) is not None}
+    look_up = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
+    if constants.HF_HUB_OFFLINE:
+        look_up["local_files_only"] = True
+    for name in file_names:
+        if cached_file(
+            source,
+            name,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **look_up,
+        ):
+            return processor_class.from_pretrained(source, **hub_kwargs)
+    return None
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Hold back transformers' report that a head is new and should be trained: here that is the point."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(max(verbosity, transformers.logging.ERROR))
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)

@@ -1,0 +1,85 @@
+"""The labels of a task: their names on a model, and whether given ones can be right."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """The labels that a classifier speaks of.
+
+    Attributes:
+        num_labels: Number of classes C.
+        id2label: Class index to name.
+        label2id: Class name to index.
+        problem_type: As in transformers; None leaves the choice to the first batch with labels.
+    """
+
+    num_labels: int
+    id2label: dict[int, str]
+    label2id: dict[str, int]
+    problem_type: str | None
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> "LabelSet":
+        """Read the labels of a transformers model."""
+        config = model.config
+        return cls(config.num_labels, dict(config.id2label), dict(config.label2id), config.problem_type)
+
+    @classmethod
+    def of_adapter(cls, config: Any, default: "LabelSet") -> "LabelSet":
+        """Read the labels of an adapter's config.
+
+        Args:
+            config: A `SigmaNormConfig`.
+            default: Stands in for what the config leaves open.
+        """
+        problem_type = config.problem_type or default.problem_type
+        if config.num_labels is None:
+            return cls(default.num_labels, default.id2label, default.label2id, problem_type)
+        if config.id2label is not None:
+            return cls(config.num_labels, config.id2label, config.label2id, problem_type)
+        if config.num_labels == default.num_labels:
+            return cls(default.num_labels, default.id2label, default.label2id, problem_type)
+        id2label = {index: f"LABEL_{index}" for index in range(config.num_labels)}
+        return cls(config.num_labels, id2label, {name: i for i, name in id2label.items()}, problem_type)
+
+    def put_on_model(self, model: nn.Module) -> None:
+        """Set the labels on a transformers model and on its config."""
+        model.config.id2label = dict(self.id2label)
+        model.config.label2id = dict(self.label2id)
+        model.config.problem_type = self.problem_type
+        if hasattr(model, "num_labels"):
+            model.num_labels = self.num_labels
+
+
+def check_labels(labels: torch.Tensor, num_labels: int, problem_type: str | None) -> None:
+    """Refuse class indices that name no class.
+
+    Labels on an accelerator are not looked at, which would force a synchronisation; the trainer checks them before
+    they get there.
+
+    Args:
+        labels: Labels of any shape.
+        num_labels: Number of classes C.
+        problem_type: As in transformers.
+
+    Raises:
+        ValueError: A class index is neither in 0 to C - 1 nor the ignored index -100.
+    """
+    if labels.is_floating_point() or labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if num_labels == 1 or problem_type in ("regression", "multi_label_classification"):
+        return
+    wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= num_labels)]
+    if wrong.numel():
+        raise ValueError(
+            f"Label {wrong.flatten()[0].item()} names none of the {num_labels} classes (0 to {num_labels - 1}; "
+            f"{IGNORED_LABEL} is ignored). Labels of -1 mark an unlabelled test split, which cannot be trained or "
+            "reported on."
+        )

@@ -1,0 +1,320 @@
+"""The tuner: injects an adapter into a transformers model, switches, saves, loads and removes it."""
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from torch import nn
+from transformers import PreTrainedModel
+
+from .config import SigmaNormConfig
+from .heads import HeadPlan, MemberHead, plan_head, size_shared_head
+from .labels import LabelSet
+from .layer import MemberLayer, SigmaNormLayer
+from .members import base_model_of, install_hooks, remove_hooks
+from .norms import find_norms
+from .outputs import MEMBER_LOGITS
+from .registration import PARAMETER_PREFIX
+from .version import __version__
+
+
+class SigmaNormModel(BaseTuner):
+    """Injects sigma-norm members into a transformers classifier.
+
+    Users come here through `peft.get_peft_model(model, SigmaNormConfig(...))` or `PeftModel.from_pretrained`.
+
+    Args:
+        model: The base model, a transformers classifier.
+        peft_config: The config, or configs by adapter name.
+        adapter_name: Name of the adapter to inject.
+
+    Raises:
+        ValueError: The model or the config does not fit the method; the message names the cause.
+    """
+
+    prefix = PARAMETER_PREFIX
+    tuner_layer_cls = MemberLayer
+    target_module_mapping: dict[str, list[str]] = {}
+
+    # Settled for the adapter that is being injected, when peft asks for every module whether it is a target.
+    _norm_names: frozenset[str] = frozenset()
+    _head_plan: HeadPlan | None = None
+    # The base model's own labels, shown again while adapters are disabled and after unloading.
+    _base_labels: LabelSet | None = None
+
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        """Inject one adapter and put the hooks on the model; peft's arguments."""
+        if self._base_labels is None:
+            _check_base_model(model)
+            self._base_labels = LabelSet.of_model(model)
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        config = self.peft_config[adapter_name]
+        config.base_model_type = model.config.model_type
+        config.num_adapted_norms = len(self._norm_names)
+        config.sigma_nens_hf_version = config.sigma_nens_hf_version or __version__
+        config.transformers_version = config.transformers_version or transformers.__version__
+        model.peft_config = self.peft_config
+        layer_name = next(name for name, module in model.named_modules() if isinstance(module, MemberLayer))
+        install_hooks(model, layer_name)
+        ignored = list(getattr(model.config, "keys_to_ignore_at_inference", []))
+        model.config.keys_to_ignore_at_inference = list(dict.fromkeys([*ignored, MEMBER_LOGITS]))
+        self._show_active_labels()
+
+    def _prepare_adapter_config(self, peft_config: SigmaNormConfig, model_config: dict) -> SigmaNormConfig:
+        return peft_config  # targets depend on the model's classes, which only `_prepare_model` sees
+
+    def _prepare_model(self, peft_config: SigmaNormConfig, model: PreTrainedModel) -> None:
+        """Check the config against the model, fix what it leaves open, and settle the targets."""
+        model_type = model.config.model_type
+        if peft_config.base_model_type not in (None, model_type):
+            raise ValueError(
+                f"The adapter was made for a base of type {peft_config.base_model_type!r}, this one is "
+                f"{model_type!r} ({type(model).__name__})."
+            )
+        norms = find_norms(model, peft_config)
+        if peft_config.num_adapted_norms not in (None, len(norms)):
+            raise ValueError(
+                f"The adapter was made for a base with {peft_config.num_adapted_norms} adapted norms, in this one "
+                f"({type(model).__name__}) there are {len(norms)}. Load it over its own base, "
+                f"{peft_config.base_model_name_or_path}, and make a new SigmaNormConfig for every other one."
+            )
+        plan = plan_head(model, peft_config)
+        shared = _resolve_shared_modules(model, peft_config, plan, norms)
+        labels = LabelSet.of_adapter(peft_config, default=self._base_labels)
+        size_shared_head(model, plan, labels)
+
+        self._norm_names, self._head_plan = frozenset(norms), plan
+        peft_config.resolve_shared_modules(shared)
+        peft_config.num_labels = labels.num_labels
+        peft_config.id2label, peft_config.label2id = labels.id2label, labels.label2id
+        peft_config.problem_type = labels.problem_type
+
+    def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool:
+        return key in self._norm_names or key in self._head_plan.member
+
+    def _create_and_replace(
+        self,
+        peft_config: SigmaNormConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+    ) -> None:
+        layer = target
+        if current_key in self._norm_names:
+            if not isinstance(target, MemberLayer):
+                layer = SigmaNormLayer(target)
+            layer.update_layer(adapter_name, peft_config)
+        else:
+            if not isinstance(target, MemberLayer):
+                layer = MemberHead(target)
+            is_last = current_key == self._head_plan.layout.last
+            out_features = peft_config.num_labels if is_last else layer.base_layer.out_features
+            layer.update_layer(adapter_name, peft_config, self.model, out_features)
+        if layer is not target:
+            if adapter_name not in self.active_adapters:
+                layer.requires_grad_(False)
+            self._replace_module(parent, target_name, layer, target)
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        """Make one adapter the active one, together with its labels.
+
+        Args:
+            adapter_name: The adapter.
+            inference_mode: Whether to leave it frozen.
+
+        Raises:
+            ValueError: More than one adapter is named; members of different adapters cannot share a batch.
+        """
+        if not isinstance(adapter_name, str) and len(adapter_name) > 1:
+            raise ValueError(f"Exactly one sigma-norm adapter can be active at a time, got {list(adapter_name)}.")
+        super().set_adapter(adapter_name, inference_mode=inference_mode)
+        self._show_active_labels()
+
+    def _enable_adapter_layers(self, enabled: bool = True) -> None:
+        super()._enable_adapter_layers(enabled)
+        self._show_active_labels()
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter; with the last one the model becomes its plain self again, wrappers aside."""
+        super().delete_adapter(adapter_name)
+        if not self.peft_config:
+            self._remove_traces()
+        else:
+            self._show_active_labels()
+
+    def _show_active_labels(self) -> None:
+        """Put the labels on the model that its next output will speak of."""
+        layers = [module for module in self.model.modules() if isinstance(module, MemberLayer)]
+        disabled = any(layer.disable_adapters for layer in layers)
+        active = [self.peft_config[name] for name in self.active_adapters if name in self.peft_config]
+        labels = self._base_labels
+        if active and layers and not disabled:
+            labels = LabelSet.of_adapter(active[0], default=self._base_labels)
+        labels.put_on_model(self.model)
+
+    def _remove_traces(self) -> None:
+        remove_hooks(self.model)
+        self.model.config.__dict__.pop("keys_to_ignore_at_inference", None)
+        self._base_labels.put_on_model(self.model)
+
+    def unload(self) -> nn.Module:
+        """Return the base model without any adapter and without hooks."""
+        model = super().unload()
+        self._remove_traces()
+        return model
+
+    def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse peft's in-place merge.
+
+        Raises:
+            ValueError: Always; M members do not fit into one set of weights.
+        """
+        raise ValueError(
+            "An ensemble cannot be merged in place. `model.merge_and_unload(member=k)` returns the plain model of "
+            "member k."
+        )
+
+    @torch.no_grad()
+    def merge_and_unload(
+        self,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+        member: int | None = None,
+    ) -> nn.Module:
+        """Return the plain transformers model of one member; the ensemble is used up.
+
+        Args:
+            progressbar: As in peft.
+            safe_merge: Check that the member's parameters are finite first.
+            adapter_names: The adapter to take the member from; None: the active one.
+            member: Index of the member, 0 to M - 1. May be left out for M = 1.
+
+        Raises:
+            ValueError: No member is named though there are several, the index is out of range, more than one adapter
+                is named, or `safe_merge` finds numbers that are not finite.
+        """
+        names = adapter_names or self.active_adapters
+        if len(names) != 1 or names[0] not in self.peft_config:
+            raise ValueError(f"Name one adapter to merge out of {list(self.peft_config)}, got {list(names)}.")
+        config = self.peft_config[names[0]]
+        if member is None and config.num_members > 1:
+            raise ValueError(
+                f"{config.num_members} members cannot be merged into one set of weights. Name the one to take out: "
+                f"merge_and_unload(member=k) with k from 0 to {config.num_members - 1}."
+            )
+        member = member or 0
+        if not 0 <= member < config.num_members:
+            raise ValueError(f"member must be from 0 to {config.num_members - 1}, got {member}.")
+        self.set_adapter(names[0])
+        layers = [module for module in self.model.modules() if isinstance(module, MemberLayer)]
+        layers = [layer for layer in layers if layer.member_adapter is not None]
+        if safe_merge:
+            for layer in layers:
+                for parameter in layer.parameters():
+                    _check_finite(type(layer).__name__, parameter)
+        for layer in layers:
+            layer.set_member(names[0], member)
+        labels = LabelSet.of_adapter(config, default=self._base_labels)
+        # The generic unloading puts trained copies of shared modules and the base layers, now the member's, in place.
+        model = self._unload_and_optionally_merge(merge=False, progressbar=progressbar)
+        self._remove_traces()
+        labels.put_on_model(model)
+        return model
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(
+        cls,
+        model: nn.Module,
+        config: SigmaNormConfig,
+        adapter_name: str,
+        state_dict: dict[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Map the file's keys to the model's, and refuse a file that does not fit exactly.
+
+        peft itself lets missing keys pass with a warning, which would leave random scalers in place.
+
+        Raises:
+            ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
+        """
+        remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        expected = {
+            key: parameter.shape
+            for key, parameter in model.state_dict().items()
+            if f".{adapter_name}." in f"{key}." and (f".{PARAMETER_PREFIX}" in key or ".modules_to_save." in key)
+        }
+        problems = [f"missing: {key}" for key in sorted(expected.keys() - remapped.keys())]
+        problems += [f"unexpected: {key}" for key in sorted(remapped.keys() - expected.keys())]
+        problems += [
+            f"{key} has shape {tuple(remapped[key].shape)}, the model needs {tuple(shape)}"
+            for key, shape in expected.items()
+            if key in remapped and remapped[key].shape != shape
+        ]
+        if problems:
+            more = f"\n  ... and {len(problems) - 10} more" if len(problems) > 10 else ""
+            raise ValueError(
+                f"The adapter does not fit {type(base_model_of(model)).__name__} with {config.num_members} members; "
+                "is this its own base model, and are file and adapter_config.json of the same adapter?\n  "
+                + "\n  ".join(problems[:10])
+                + more
+            )
+        for key, tensor in remapped.items():
+            _check_finite(key, tensor)
+        return remapped
+
+
+def extract_member(model: nn.Module, member: int) -> PreTrainedModel:
+    """Return a plain transformers model that computes one member's logits; the ensemble stays as it is.
+
+    Args:
+        model: The ensemble.
+        member: Index of the member, 0 to M - 1.
+
+    Raises:
+        ValueError: The index is out of range.
+    """
+    return copy.deepcopy(model).merge_and_unload(member=member)
+
+
+def _check_base_model(model: nn.Module) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"The base model must be a transformers model, got {type(model).__name__}.")
+    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        raise ValueError(
+            "The base model already carries layers of another PEFT method. Merge or unload them first; stacking is "
+            "not supported."
+        )
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    if not torch.isfinite(tensor).all():
+        raise ValueError(f"{name} holds numbers that are not finite; the adapter is damaged or its training diverged.")
+
+
+def _resolve_shared_modules(
+    model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan, norm_names: list[str]
+) -> list[str]:
+    """Return the full names of the modules that are trained as one copy shared by the members.
+
+    Raises:
+        ValueError: A named module does not exist, or overlaps with one that every member has of its own.
+    """
+    every_name = [name for name, _ in model.named_modules()]
+    resolved = [] if config.is_resolved else list(plan.shared)
+    for wanted in config.shared_modules:
+        found = [name for name in every_name if name == wanted or name.endswith(f".{wanted}")]
+        if not found:
+            raise ValueError(f"modules_to_save names {wanted!r}, but {type(model).__name__} has no such module.")
+        resolved += found
+    for name in resolved:
+        for owned in (*norm_names, *plan.member):
+            if f"{owned}.".startswith(f"{name}.") or f"{name}.".startswith(f"{owned}."):
+                raise ValueError(
+                    f"modules_to_save names {name!r}, but every member has its own {owned!r}. Leave that out with "
+                    "`exclude_modules` or `member_heads`, or do not share the module."
+                )
+    return list(dict.fromkeys(resolved))

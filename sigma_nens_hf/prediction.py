@@ -1,0 +1,137 @@
+"""From raw inputs to labels, probabilities and uncertainty."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.image_utils import load_image
+
+from .members import base_model_of, problem_type_of
+from .outputs import MEMBER_LOGITS
+from .uncertainty import decompose_uncertainty
+
+# Tokenizers without a limit of their own report a number of this size or more.
+_NO_LIMIT = 10**6
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The ensemble's prediction for one input.
+
+    Attributes:
+        label: The most probable class.
+        probability: Its probability, the mean over members.
+        probabilities: Probability by class name.
+        predictive_entropy: Entropy of `probabilities` in nats.
+        expected_entropy: Mean entropy of the members' own predictions in nats.
+        modulation_uncertainty: What the members disagree about, in nats; the difference of the two.
+        member_votes: The most probable class for every member.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    predictive_entropy: float
+    expected_entropy: float
+    modulation_uncertainty: float
+    member_votes: list[str]
+
+
+@torch.no_grad()
+def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32) -> list[Prediction]:
+    """Predict labels with their probability and uncertainty.
+
+    The model is put into evaluation mode for the call.
+
+    Args:
+        model: An ensemble for single-label classification.
+        processor: Its tokenizer or image processor.
+        inputs: One input or a list of them: texts, pairs of texts as tuples, or images (PIL, arrays, paths).
+        batch_size: Number of inputs in a forward pass.
+
+    Returns:
+        One prediction for every input, in order.
+
+    Raises:
+        ValueError: The model is not for single-label classification, there is no processor, or `batch_size` is
+            below 1.
+    """
+    base_model = base_model_of(model)
+    config = base_model.config
+    if problem_type_of(config) != "single_label_classification":
+        raise ValueError(
+            f"predict is for single-label classification, this model is for {problem_type_of(config)}; its outputs are "
+            "`model(**inputs).logits`, and `member_logits` for the members."
+        )
+    if processor is None:
+        raise ValueError("predict needs the model's tokenizer or image processor, got None.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    items = [inputs] if isinstance(inputs, str | tuple) or not isinstance(inputs, Sequence) else list(inputs)
+    was_training = model.training
+    model.eval()
+    try:
+        predictions = []
+        for start in range(0, len(items), batch_size):
+            batch = _encode(base_model, processor, items[start : start + batch_size]).to(base_model.device)
+            member_logits = model(**batch, return_dict=True)[MEMBER_LOGITS]
+            predictions += _predictions(member_logits, config.id2label)
+        return predictions
+    finally:
+        model.train(was_training)
+
+
+def _encode(base_model: nn.Module, processor: Any, items: list) -> Any:
+    if base_model.main_input_name == "pixel_values":
+        images = [load_image(item) if isinstance(item, str) else item for item in items]
+        return processor(images, return_tensors="pt")
+    texts, pairs = (items, None) if isinstance(items[0], str) else map(list, zip(*items, strict=True))
+    return processor(
+        texts,
+        pairs,
+        padding=True,
+        truncation=True,
+        max_length=max_input_length(base_model, processor),
+        return_tensors="pt",
+    )
+
+
+def max_input_length(base_model: nn.Module, tokenizer: Any) -> int | None:
+    """Return the longest input in tokens that both a model and its tokenizer allow, None where neither has a limit.
+
+    Args:
+        base_model: The transformers model.
+        tokenizer: Its tokenizer.
+    """
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < _NO_LIMIT else []
+    positions = getattr(base_model.config, "max_position_embeddings", None)
+    if positions:
+        # RoBERTa counts positions from behind its padding index.
+        is_offset = base_model.config.model_type == "roberta"
+        limits.append(positions - base_model.config.pad_token_id - 1 if is_offset else positions)
+    return min(limits, default=None)
+
+
+def _predictions(member_logits: torch.Tensor, names: dict[int, str]) -> list[Prediction]:
+    """Turn member logits (B, M, C) into predictions."""
+    member_probabilities = member_logits.float().softmax(-1)
+    probabilities = member_probabilities.mean(1).tolist()
+    votes = member_probabilities.argmax(-1).tolist()
+    parts = torch.stack(decompose_uncertainty(member_logits), dim=1).tolist()
+    predictions = []
+    for row, (predictive, expected, modulation), row_votes in zip(probabilities, parts, votes, strict=True):
+        best = max(range(len(row)), key=row.__getitem__)
+        predictions.append(
+            Prediction(
+                label=names[best],
+                probability=row[best],
+                probabilities={names[index]: value for index, value in enumerate(row)},
+                predictive_entropy=predictive,
+                expected_entropy=expected,
+                modulation_uncertainty=modulation,
+                member_votes=[names[vote] for vote in row_votes],
+            )
+        )
+    return predictions

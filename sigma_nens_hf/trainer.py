@@ -1,0 +1,338 @@
+"""A transformers Trainer that trains members towards the task and apart from each other."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import EvalPrediction, Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput
+
+from .labels import IGNORED_LABEL, check_labels
+from .layer import MemberLayer
+from .members import active_config, base_model_of, problem_type_of
+from .metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from .outputs import MEMBER_LOGITS, ensemble_logits
+from .regularizer import diversity_regularizer, member_gates, realized_sharing
+from .training_args import SigmaNEnsTrainingArguments
+from .uncertainty import member_disagreement
+
+
+class SigmaNEnsTrainer(Trainer):
+    """Fine-tunes a sigma-norm ensemble; used like `transformers.Trainer`.
+
+    The loss is the mean over members of their own task losses plus lambda times the diversity regulariser. In training
+    the parts of the loss are logged (`task_loss`, `regularizer`), the `realized_sharing` and the `disagreement` of
+    members on the training batches; the logged learning rate is that of optimizer group 0. Evaluation logs `eval_loss`,
+    the mean task loss of members without the regulariser, and for single-label tasks `eval_nll`, `eval_accuracy` and
+    `eval_ece` of the ensemble, beside whatever `compute_metrics` returns. Standard `compute_metrics` functions see
+    the ensemble's logits.
+
+    Args:
+        model: A `PeftModel` with an active sigma-norm adapter.
+        args: The training arguments.
+        **kwargs: As for `transformers.Trainer`. A `compute_loss_func` is given the members' logits as the rows of one
+            larger batch, labels repeated to match; as in transformers it must itself divide by
+            `num_items_in_batch`.
+
+    Raises:
+        ValueError: The model carries no sigma-norm adapter, or the arguments do not fit it.
+    """
+
+    def __init__(self, model: nn.Module, args: SigmaNEnsTrainingArguments, **kwargs: Any):
+        base_model = base_model_of(model)
+        adapter = active_config(base_model)
+        self._temperature = args.resolved_temperature(adapter.num_members) if adapter.num_members > 1 else None
+        member_gates(model, args.diversity_layers)  # names that match no norm are refused before anything is done
+        self._num_labels = adapter.num_labels
+        super().__init__(model=model, args=args, **kwargs)
+        self.data_collator = _LabelCheckingCollator(self.data_collator, base_model)
+        # Losses are means over a micro-batch, divided by the number of accumulation steps afterwards. Left to itself,
+        # the Trainer takes BERT, whose forward accepts any keyword, for a model that scales its own loss.
+        self.model_accepts_loss_kwargs = False
+        self.loss_is_scaled_for_ga = self.compute_loss_func is not None
+        self._parts_sum: torch.Tensor | None = None
+        self._num_parts = 0
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """Train, and note the recipe in the adapter's config.
+
+        Args:
+            resume_from_checkpoint: As in transformers; True takes the last checkpoint that was written to its end.
+            **kwargs: As in transformers.
+
+        Raises:
+            ValueError: There is no complete checkpoint to resume from, a checkpoint does not fit the model, or the
+                scalers have stopped being finite.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise ValueError(f"There is no complete checkpoint in {self.args.output_dir} to resume from.")
+        active_config(base_model_of(self.model)).training_recipe = self._recipe()
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _recipe(self) -> dict[str, Any]:
+        args = self.args
+        info = getattr(self.train_dataset, "info", None)
+        return {
+            "diversity_weight": args.diversity_weight,
+            "diversity_temperature": self._temperature,
+            "members_per_feature": args.members_per_feature,
+            "diversity_reduction": args.diversity_reduction,
+            "diversity_layers": args.diversity_layers,
+            "learning_rate": args.learning_rate,
+            "scaler_learning_rate": args.scaler_learning_rate,
+            "modules_to_save_learning_rate": args.modules_to_save_learning_rate,
+            "num_train_epochs": args.num_train_epochs,
+            "max_steps": args.max_steps,
+            "train_batch_size": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            "train_examples": len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
+            "dataset": getattr(info, "dataset_name", None),
+            "seed": args.seed,
+        }
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer with a group each for heads and member biases, scalers, and shared modules.
+
+        Raises:
+            ValueError: `args.optim` names an optimizer that chooses its own parameters.
+        """
+        if self.optimizer is not None:
+            return self.optimizer
+        if self.optimizer_cls_and_kwargs is not None:
+            optimizer_class, optimizer_kwargs = self.optimizer_cls_and_kwargs
+        else:
+            optimizer_class, optimizer_kwargs = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        if not isinstance(optimizer_class, type) or {"params", "model", "optimizer_dict"} & optimizer_kwargs.keys():
+            raise ValueError(
+                f"optim={self.args.optim!s} chooses its own parameters and cannot keep the learning rates of scalers and "
+                "heads apart; use one such as 'adamw_torch'."
+            )
+        self.optimizer = optimizer_class(self._parameter_groups(model or self.model), **optimizer_kwargs)
+        return self.optimizer
+
+    def _parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        args = self.args
+        kinds: dict[str, list[nn.Parameter]] = {"members": [], "scalers": [], "shared": [], "shared_biases": []}
+        owned = {
+            id(parameter): "scalers" if "sigma_norm_scaler" in name else "members"
+            for layer in model.modules()
+            if isinstance(layer, MemberLayer)
+            for name, parameter in layer.named_parameters()
+        }
+        decayed = set(self.get_decay_parameter_names(model))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                shared = "shared" if name in decayed else "shared_biases"
+                kinds[owned.get(id(parameter), shared)].append(parameter)
+        rates = {"members": args.learning_rate, "scalers": args.scaler_learning_rate}
+        groups = [
+            {
+                "params": parameters,
+                "lr": rates.get(kind, args.modules_to_save_learning_rate),
+                "weight_decay": args.weight_decay if kind == "shared" else 0.0,
+            }
+            for kind, parameters in kinds.items()
+            # The first group stays even when empty: its rate is the one that is logged.
+            if parameters or kind == "members"
+        ]
+        return groups
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
+        """Return the mean of the members' task losses, in training plus lambda times the regulariser.
+
+        Args:
+            model: The (wrapped) model.
+            inputs: One batch.
+            return_outputs: Whether to return the model's outputs as well.
+            num_items_in_batch: Only for `compute_loss_func`: labels in all micro-batches of a step.
+        """
+        inputs = dict(inputs)
+        loss_from_logits = self.compute_loss_func is not None or self.label_smoother is not None
+        labels = inputs.pop("labels", None) if loss_from_logits else inputs.get("labels")
+        outputs = model(**inputs, return_dict=True)
+        if loss_from_logits and (labels is not None or self.compute_loss_func is not None):
+            loss = self._loss_from_member_logits(outputs, labels, num_items_in_batch)
+        elif "loss" in outputs:
+            loss = outputs["loss"]
+        else:
+            raise ValueError(f"No labels among the inputs ({', '.join(inputs)}), so there is no loss.")
+        if model.training:
+            loss = self._add_regularizer(loss, outputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def _loss_from_member_logits(
+        self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        """Apply label smoothing or the user's loss to every member, as to the rows of one larger batch."""
+        member_logits = outputs[MEMBER_LOGITS]
+        num_members = member_logits.shape[1]
+        rows = member_logits.flatten(0, 1)
+        row_labels = None if labels is None else labels.repeat_interleave(num_members, 0)
+        if self.compute_loss_func is None:
+            return self.label_smoother({"logits": rows}, row_labels)
+        if num_items_in_batch is None:
+            return self.compute_loss_func(_with_logits(outputs, rows), row_labels, num_items_in_batch=None)
+        loss = self.compute_loss_func(
+            _with_logits(outputs, rows), row_labels, num_items_in_batch=num_items_in_batch * num_members
+        )
+        # The count is over all processes, whose gradients are averaged afterwards.
+        return loss * self.accelerator.num_processes if self.args.average_tokens_across_devices else loss
+
+    def _add_regularizer(self, task_loss: torch.Tensor, outputs: Any) -> torch.Tensor:
+        args = self.args
+        loss, regularizer = task_loss, torch.zeros((), device=task_loss.device)
+        if self._temperature is not None:
+            regularizer = diversity_regularizer(
+                base_model_of(self.model),
+                self._temperature,
+                reduction=args.diversity_reduction,
+                layers=args.diversity_layers,
+            )
+            # `training_step` divides a loss that is not scaled yet, and the regulariser with it.
+            share = 1 / self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
+            loss = task_loss + args.diversity_weight * share * regularizer
+        votes = outputs[MEMBER_LOGITS].detach().argmax(-1)
+        parts = torch.stack(
+            [task_loss.detach().float(), regularizer.detach().float(), member_disagreement(votes).mean()]
+        )
+        self._parts_sum = parts if self._parts_sum is None else self._parts_sum + parts
+        self._num_parts += 1
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, adding to a training step's entry the means of the loss's parts since the last one.
+
+        Raises:
+            ValueError: The scalers have stopped being finite.
+        """
+        if "loss" in logs and self._num_parts:
+            means = self.accelerator.gather((self._parts_sum / self._num_parts)[None]).mean(0).tolist()
+            logs |= dict(zip(("task_loss", "regularizer", "disagreement"), means, strict=True))
+            if not np.isfinite(logs["regularizer"]):
+                raise ValueError(
+                    "The scalers are no longer finite: the training has diverged. Lower scaler_learning_rate or "
+                    "learning_rate, or train in fp32."
+                )
+            if problem_type_of(self.model.config) != "single_label_classification":
+                del logs["disagreement"]
+            logs["realized_sharing"] = realized_sharing(self.model, layers=self.args.diversity_layers)
+            self._parts_sum, self._num_parts = None, 0
+        super().log(logs, start_time)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Evaluate one batch; see `transformers.Trainer.prediction_step`."""
+        if self.args.return_member_logits:
+            ignored = ignore_keys if ignore_keys is not None else self.model.config.keys_to_ignore_at_inference
+            ignore_keys = [*(key for key in ignored if key != MEMBER_LOGITS), "logits"]
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, **kwargs: Any
+    ) -> PredictionOutput:
+        """Run an evaluation; see `transformers.Trainer.evaluation_loop`."""
+        user_metrics = self.compute_metrics
+        if self.args.batch_eval_metrics or self.preprocess_logits_for_metrics is not None:
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
+        if user_metrics is None:
+            prediction_loss_only = None  # the ensemble's own metrics need the logits
+        self.compute_metrics = partial(_ensemble_metrics, user_metrics, self.model, self.args.return_member_logits)
+        try:
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
+        finally:
+            self.compute_metrics = user_metrics
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike) -> str | None:
+    """Return the last checkpoint in a folder that was written to its end, None where there is none.
+
+    Trainer writes its state file last; a checkpoint without it was cut off.
+
+    Args:
+        output_dir: The trainer's output folder.
+    """
+    if not os.path.isdir(output_dir):
+        return None
+    steps = {}
+    for name in os.listdir(output_dir):
+        prefix, _, step = name.rpartition("-")
+        folder = os.path.join(output_dir, name)
+        state_file = os.path.join(folder, TRAINER_STATE_NAME)
+        if prefix == PREFIX_CHECKPOINT_DIR and step.isdigit() and _is_json(state_file):
+            steps[int(step)] = folder
+    return steps[max(steps)] if steps else None
+
+
+def _is_json(path: str) -> bool:
+    try:
+        with open(path, encoding="utf-8") as file:
+            json.load(file)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _ensemble_metrics(
+    user_metrics: Callable | None, model: nn.Module, has_member_logits: bool, prediction: EvalPrediction
+) -> dict[str, float]:
+    """Return the ensemble's NLL, accuracy and ECE beside what the user's function makes of the same logits."""
+    problem_type = problem_type_of(model.config)
+    logits = prediction.predictions
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    if has_member_logits:
+        logits = ensemble_logits(torch.as_tensor(logits), problem_type).numpy()
+        prediction = EvalPrediction(
+            predictions=logits, label_ids=prediction.label_ids, inputs=prediction.inputs, losses=prediction.losses
+        )
+    metrics = {}
+    if problem_type == "single_label_classification":
+        labels = prediction.label_ids.reshape(-1)
+        labelled = labels != IGNORED_LABEL
+        probabilities = torch.as_tensor(logits).double().softmax(-1).flatten(0, -2)[labelled]
+        metrics = {
+            "nll": negative_log_likelihood(probabilities, labels[labelled]),
+            "accuracy": accuracy(probabilities, labels[labelled]),
+            "ece": expected_calibration_error(probabilities, labels[labelled]),
+        }
+    return metrics | (user_metrics(prediction) if user_metrics is not None else {})
+
+
+def _with_logits(outputs: Any, rows: torch.Tensor) -> Any:
+    """Return the model's outputs with the members' rows as `logits`, as a loss function expects them."""
+    return type(outputs)(**{**outputs, "logits": rows})
+
+
+class _LabelCheckingCollator:
+    """Refuses labels that name no class while the batch is still on the CPU."""
+
+    def __init__(self, collator: Callable, base_model: nn.Module):
+        self.collator = collator
+        config = active_config(base_model)
+        self.num_labels, self.problem_type = config.num_labels, base_model.config.problem_type
+
+    def __call__(self, examples: list) -> Any:
+        batch = self.collator(examples)
+        labels = batch.get("labels")
+        if labels is not None:
+            check_labels(labels, self.num_labels, self.problem_type)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "collator":
+            raise AttributeError(name)
+        return getattr(self.collator, name)
