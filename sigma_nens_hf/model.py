@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import transformers
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -73,6 +74,7 @@ class SigmaNormModel(BaseTuner):
                 f"The adapter was made for a base of type {peft_config.base_model_type!r}, this one is "
                 f"{model_type!r} ({type(model).__name__})."
             )
+        plan = plan_head(model, peft_config)
         norms = find_norms(model, peft_config)
         if peft_config.num_adapted_norms not in (None, len(norms)):
             raise ValueError(
@@ -80,7 +82,6 @@ class SigmaNormModel(BaseTuner):
                 f"({type(model).__name__}) there are {len(norms)}. Load it over its own base, "
                 f"{peft_config.base_model_name_or_path}, and make a new SigmaNormConfig for every other one."
             )
-        plan = plan_head(model, peft_config)
         shared = _resolve_shared_modules(model, peft_config, plan, norms)
         labels = LabelSet.of_adapter(peft_config, default=self._base_labels)
         size_shared_head(model, plan, labels)
@@ -118,6 +119,10 @@ class SigmaNormModel(BaseTuner):
             if adapter_name not in self.active_adapters:
                 layer.requires_grad_(False)
             self._replace_module(parent, target_name, layer, target)
+
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        # Member layers place their own parameters; peft's version fails on modules without a weight, such as a pooler.
+        setattr(parent, child_name, new_module)
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         """Make one adapter the active one, together with its labels.
@@ -162,7 +167,10 @@ class SigmaNormModel(BaseTuner):
         self._base_labels.put_on_model(self.model)
 
     def unload(self) -> nn.Module:
-        """Return the base model without any adapter and without hooks."""
+        """Return the base model as it was before: no adapter, no hooks, its own modules and labels."""
+        for module in self.model.modules():
+            if isinstance(module, AuxiliaryTrainingWrapper):
+                module.set_adapter([])  # or peft would leave the trained copies in place
         model = super().unload()
         self._remove_traces()
         return model

@@ -73,14 +73,23 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
     was_training = model.training
     model.eval()
     try:
-        predictions = []
+        # Texts of like length side by side: in mixed batches about half of the tokens are padding.
+        order = sorted(range(len(items)), key=lambda index: _length(items[index]))
+        predictions: dict[int, Prediction] = {}
         for start in range(0, len(items), batch_size):
-            batch = _encode(base_model, processor, items[start : start + batch_size]).to(base_model.device)
+            indices = order[start : start + batch_size]
+            batch = _encode(base_model, processor, [items[index] for index in indices]).to(base_model.device)
             member_logits = model(**batch, return_dict=True)[MEMBER_LOGITS]
-            predictions += _predictions(member_logits, config.id2label)
-        return predictions
+            predictions.update(zip(indices, _predictions(member_logits, config.id2label), strict=True))
+        return [predictions[index] for index in range(len(items))]
     finally:
         model.train(was_training)
+
+
+def _length(item: Any) -> int:
+    if isinstance(item, str):
+        return len(item)
+    return sum(map(len, item)) if isinstance(item, tuple) else 0
 
 
 def _encode(base_model: nn.Module, processor: Any, items: list) -> Any:

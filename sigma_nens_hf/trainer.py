@@ -220,15 +220,19 @@ class SigmaNEnsTrainer(Trainer):
         """
         if "loss" in logs and self._num_parts:
             means = self.accelerator.gather((self._parts_sum / self._num_parts)[None]).mean(0).tolist()
-            logs |= dict(zip(("task_loss", "regularizer", "disagreement"), means, strict=True))
-            if not np.isfinite(logs["regularizer"]):
+            parts = dict(zip(("task_loss", "regularizer", "disagreement"), means, strict=True))
+            if not np.isfinite(parts["regularizer"]):
                 raise ValueError(
                     "The scalers are no longer finite: the training has diverged. Lower scaler_learning_rate or "
                     "learning_rate, or train in fp32."
                 )
+            if self._temperature is None:
+                parts = {"task_loss": parts["task_loss"]}
+            else:
+                parts["realized_sharing"] = realized_sharing(self.model, layers=self.args.diversity_layers)
             if problem_type_of(self.model.config) != "single_label_classification":
-                del logs["disagreement"]
-            logs["realized_sharing"] = realized_sharing(self.model, layers=self.args.diversity_layers)
+                parts.pop("disagreement", None)
+            logs |= parts
             self._parts_sum, self._num_parts = None, 0
         super().log(logs, start_time)
 

@@ -1,0 +1,399 @@
+#!/usr/bin/env python
+"""Fine-tune a sigma-norm ensemble for text classification and report it beside a single model trained the same way.
+
+Any text checkpoint and any text-classification dataset: an id on the Hub, or csv or json files.
+
+    python scripts/run_sst2.py --model_name_or_path google-bert/bert-base-uncased --output_dir outputs/sst2
+    accelerate launch scripts/run_sst2.py --train_file train.csv --report_file test.csv --output_dir outputs/mine
+
+A calibration split is carved from the training data for the evaluations during training. The reported split is looked
+at once, at the end, and never used to choose anything. A run that was killed goes on from its last checkpoint when it is
+started again with the same arguments.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+from rich.console import Console
+from rich.table import Table
+from transformers import DataCollatorWithPadding, HfArgumentParser, set_seed
+
+from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, ensemble_from_pretrained
+from sigma_nens_hf.metrics import (
+    accuracy,
+    brier_score,
+    expected_calibration_error,
+    negative_log_likelihood,
+    pairwise_disagreement,
+)
+from sigma_nens_hf.trainer import last_complete_checkpoint
+
+REPORT_FILE = "report.json"
+SETTINGS_FILE = "settings.json"
+ADAPTER_FOLDER = "adapter"
+
+
+@dataclass
+class ModelArguments:
+    """Which checkpoint becomes which ensemble."""
+
+    model_name_or_path: str = field(
+        default="google-bert/bert-base-uncased", metadata={"help": "Model id on the Hub or local folder."}
+    )
+    model_revision: str | None = field(default=None, metadata={"help": "Revision of the model."})
+    num_members: int = field(default=4, metadata={"help": "Number of members M."})
+    init_scaler_std: float = field(default=0.1, metadata={"help": "Noise on the members' scalers at the start."})
+    member_heads: str | None = field(
+        default=None,
+        metadata={"help": "'all': the whole head per member; 'shared': one head; default: the last projection."},
+    )
+    modules_to_save: list[str] | None = field(
+        default=None, metadata={"help": "Modules trained as one copy that members share, such as the pooler."}
+    )
+
+
+@dataclass
+class DataArguments:
+    """Which examples are trained, calibrated and reported on."""
+
+    dataset_name: str | None = field(
+        default="stanfordnlp/sst2", metadata={"help": "Dataset id on the Hub; ignored with train_file."}
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    train_file: str | None = field(default=None, metadata={"help": "csv or json file to train on."})
+    report_file: str | None = field(default=None, metadata={"help": "csv or json file to report on."})
+    report_split: str = field(default="validation", metadata={"help": "Split of the dataset to report on."})
+    text_column: str = field(default="sentence", metadata={"help": "Column of the text."})
+    second_text_column: str | None = field(default=None, metadata={"help": "Column of a second text, for pairs."})
+    label_column: str = field(default="label", metadata={"help": "Column of the label."})
+    max_seq_length: int = field(default=128, metadata={"help": "Longest input in tokens; the rest is cut off."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on this many examples at most."})
+    calibration_fraction: float = field(
+        default=0.1, metadata={"help": "Share of the training data carved off as the calibration split."}
+    )
+    compare_single: bool = field(
+        default=True, metadata={"help": "Train and report a single model the same way, for comparison."}
+    )
+
+
+@dataclass
+class StageReport:
+    """What one trained model showed on the reported split.
+
+    Attributes:
+        name: "single" or "ensemble".
+        num_members: Number of members M.
+        accuracy: Share of right predictions.
+        nll: Negative log-likelihood in nats.
+        ece: Expected calibration error, 15 bins.
+        brier: Brier score.
+        disagreement: Share of examples on which two members differ, mean over pairs.
+        seconds: Training time of this process, evaluations included.
+        resumed: Whether an earlier process had begun the training, so that `seconds` is only a part.
+        adapter_bytes: Size of the stored adapter weights.
+        num_examples: Number of reported examples.
+    """
+
+    name: str
+    num_members: int
+    accuracy: float
+    nll: float
+    ece: float
+    brier: float
+    disagreement: float
+    seconds: float
+    resumed: bool
+    adapter_bytes: int
+    num_examples: int
+
+
+def load_splits(data_args: DataArguments) -> DatasetDict:
+    """Load the training and the reported split from the Hub or from files.
+
+    Returns:
+        Splits "train" and "report" whose label column is a `ClassLabel`.
+
+    Raises:
+        ValueError: A split or a column is missing, or the reported split has no labels.
+    """
+    if data_args.train_file:
+        if not data_args.report_file:
+            raise ValueError("With train_file, report_file must be given as well.")
+        files = {"train": data_args.train_file, "report": data_args.report_file}
+        kinds = {Path(path).suffix.lstrip(".").replace("jsonl", "json") for path in files.values()}
+        if len(kinds) != 1 or not kinds <= {"csv", "json"}:
+            raise ValueError(f"train_file and report_file must both be csv or both be json, got {files}.")
+        splits = load_dataset(kinds.pop(), data_files=files)
+    else:
+        dataset = load_dataset(data_args.dataset_name, data_args.dataset_config_name)
+        missing = {"train", data_args.report_split} - set(dataset)
+        if missing:
+            raise ValueError(f"{data_args.dataset_name} has no split {sorted(missing)}, only {list(dataset)}.")
+        splits = DatasetDict({"train": dataset["train"], "report": dataset[data_args.report_split]})
+    return check_splits(splits, data_args)
+
+
+def check_splits(splits: DatasetDict, data_args: DataArguments) -> DatasetDict:
+    """Check the columns of splits and turn their labels into a `ClassLabel` with the names of the training split.
+
+    Raises:
+        ValueError: A column is missing or a label is unknown.
+    """
+    label_column = data_args.label_column
+    for name, split in splits.items():
+        wanted = {data_args.text_column, data_args.second_text_column, label_column} - {None}
+        missing = sorted(wanted - set(split.column_names))
+        if missing:
+            raise ValueError(f"The {name} split has no column {missing}, only {split.column_names}.")
+    if not isinstance(splits["train"].features[label_column], ClassLabel):
+        names = sorted({str(label) for label in splits["train"].unique(label_column)})
+        unknown = {str(label) for label in splits["report"].unique(label_column)} - set(names)
+        if unknown:
+            raise ValueError(f"The reported split has labels that the training split has not: {sorted(unknown)}.")
+        as_text = {label_column: lambda row: {label_column: str(row[label_column])}}
+        splits = splits.map(as_text[label_column], desc="Labels").cast_column(label_column, ClassLabel(names=names))
+    if -1 in splits["report"].unique(label_column):
+        raise ValueError(
+            "The reported split holds labels of -1: it is unlabelled, as SST-2's test split is. Report on another one."
+        )
+    return splits
+
+
+def carve(splits: DatasetDict, data_args: DataArguments, seed: int) -> DatasetDict:
+    """Carve the calibration split from the training split, then cut both to the wanted number of examples."""
+    fraction, most = data_args.calibration_fraction, data_args.max_train_samples
+    parts = splits["train"].train_test_split(
+        test_size=fraction, seed=seed, stratify_by_column=data_args.label_column
+    )
+    train, calibration = parts["train"], parts["test"]
+    if most is not None and most < len(train):
+        train = train.shuffle(seed=seed).select(range(most))
+        calibration = calibration.shuffle(seed=seed).select(range(min(len(calibration), max(1, int(most * fraction)))))
+    return DatasetDict({"train": train, "calibration": calibration, "report": splits["report"]})
+
+
+def run(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    training_args: SigmaNEnsTrainingArguments,
+    splits: DatasetDict | None = None,
+) -> list[StageReport]:
+    """Train and report the single model, if wanted, and the ensemble.
+
+    Args:
+        model_args: Which checkpoint becomes which ensemble.
+        data_args: Which examples.
+        training_args: How; `output_dir` holds everything that is written.
+        splits: Splits "train" and "report" that are at hand already; None: load them.
+
+    Returns:
+        One report for every trained model, the ensemble's last. Its adapter is in `output_dir/ensemble/adapter`.
+    """
+    console = Console(quiet=not training_args.should_log)
+    output_dir = Path(training_args.output_dir)
+    stages = {"single": 1} if data_args.compare_single and model_args.num_members > 1 else {}
+    stages["ensemble"] = model_args.num_members
+    with training_args.main_process_first(desc="preparing the run"):
+        remember_settings(output_dir, model_args, data_args, training_args)
+        splits = check_splits(splits, data_args) if splits is not None else load_splits(data_args)
+        splits = carve(splits, data_args, training_args.seed)
+    reports = []
+    for name, num_members in stages.items():
+        report_file = output_dir / name / REPORT_FILE
+        if report_file.exists():
+            console.print(f"[bold]{name}[/bold]: finished before, see {report_file}")
+            reports.append(StageReport(**json.loads(report_file.read_text())))
+            continue
+        console.rule(f"{name}: {num_members} member{'s' if num_members > 1 else ''}")
+        reports.append(train_stage(name, num_members, model_args, data_args, training_args, splits))
+    console.print(table_of(reports, splits["report"], training_args))
+    return reports
+
+
+def remember_settings(
+    output_dir: Path,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    training_args: SigmaNEnsTrainingArguments,
+) -> None:
+    """Write down what a folder's run was started with, or check that it is the same now.
+
+    Raises:
+        ValueError: The folder holds a run with other settings, which must not be mixed with this one.
+    """
+    names = [
+        "seed", "num_train_epochs", "max_steps", "learning_rate", "scaler_learning_rate",
+        "modules_to_save_learning_rate", "diversity_weight", "diversity_temperature", "members_per_feature",
+        "diversity_reduction", "diversity_layers", "per_device_train_batch_size", "gradient_accumulation_steps",
+        "weight_decay", "warmup_steps", "label_smoothing_factor",
+    ]  # fmt: skip
+    settings = {
+        "model": asdict(model_args),
+        "data": asdict(data_args),
+        "training": {name: getattr(training_args, name) for name in names},
+    }
+    settings["model"]["model_name_or_path"] = os.path.basename(model_args.model_name_or_path)
+    path = output_dir / SETTINGS_FILE
+    if not path.exists():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        _write_json(path, settings)
+        return
+    before = json.loads(path.read_text())
+    changed = [
+        f"{group}.{name}: {before.get(group, {}).get(name)} then, {value} now"
+        for group, values in settings.items()
+        for name, value in values.items()
+        if before.get(group, {}).get(name) != value
+    ]
+    if changed:
+        raise ValueError(
+            f"{output_dir} holds a run with other settings ({'; '.join(changed)}). Choose another output folder, or "
+            "delete this one to start anew."
+        )
+
+
+def train_stage(
+    name: str,
+    num_members: int,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    training_args: SigmaNEnsTrainingArguments,
+    splits: DatasetDict,
+) -> StageReport:
+    """Train, store and report one model, going on from its last checkpoint where there is one."""
+    stage_dir = Path(training_args.output_dir) / name
+    args = SigmaNEnsTrainingArguments(**{**_as_kwargs(training_args), "output_dir": str(stage_dir)})
+    args.return_member_logits = True
+    labels = splits["train"].features[data_args.label_column].names
+    set_seed(args.seed)
+    model, tokenizer = ensemble_from_pretrained(
+        model_args.model_name_or_path,
+        "text-classification",
+        num_members=num_members,
+        id2label=dict(enumerate(labels)),
+        revision=model_args.model_revision,
+        init_scaler_std=model_args.init_scaler_std,
+        member_heads=[] if model_args.member_heads == "shared" else model_args.member_heads,
+        modules_to_save=model_args.modules_to_save,
+    )
+    with args.main_process_first(desc="tokenising"):
+        encoded = encode(splits, tokenizer, data_args)
+    trainer = SigmaNEnsTrainer(
+        model=model,
+        args=args,
+        train_dataset=encoded["train"],
+        eval_dataset=encoded["calibration"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+    )
+    checkpoint = last_complete_checkpoint(stage_dir)
+    if checkpoint and args.should_log:
+        print(f"Going on from {checkpoint}", flush=True)
+    start = time.perf_counter()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    seconds = time.perf_counter() - start
+    report = report_stage(name, trainer, encoded["report"], seconds, checkpoint is not None)
+    trainer.accelerator.wait_for_everyone()
+    if args.should_save:
+        _write_json(stage_dir / REPORT_FILE, asdict(report))
+    trainer.accelerator.free_memory()
+    return report
+
+
+def encode(splits: DatasetDict, tokenizer, data_args: DataArguments) -> DatasetDict:
+    """Tokenise the splits; the label column becomes `labels`."""
+
+    def tokenise(batch: dict) -> dict:
+        second = batch[data_args.second_text_column] if data_args.second_text_column else None
+        encoded = tokenizer(
+            batch[data_args.text_column], second, truncation=True, max_length=data_args.max_seq_length
+        )
+        return {**encoded, "labels": batch[data_args.label_column]}
+
+    columns = splits["train"].column_names
+    return splits.map(tokenise, batched=True, remove_columns=columns, desc="Tokenising")
+
+
+def report_stage(
+    name: str, trainer: SigmaNEnsTrainer, dataset: Dataset, seconds: float, resumed: bool
+) -> StageReport:
+    """Store the adapter and evaluate it on the reported split, once."""
+    prediction = trainer.predict(dataset, metric_key_prefix="report")
+    member_logits = torch.as_tensor(prediction.predictions)
+    probabilities = member_logits.double().softmax(-1).mean(1)
+    labels = prediction.label_ids
+    adapter = Path(trainer.args.output_dir) / ADAPTER_FOLDER
+    if trainer.args.should_save:
+        # Written beside its place and moved there whole, so that a kill leaves no half adapter.
+        unfinished = adapter.with_name(f".{ADAPTER_FOLDER}-unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        trainer.model.save_pretrained(unfinished)
+        trainer.processing_class.save_pretrained(unfinished)
+        shutil.rmtree(adapter, ignore_errors=True)
+        os.replace(unfinished, adapter)
+    trainer.accelerator.wait_for_everyone()
+    return StageReport(
+        name=name,
+        num_members=member_logits.shape[1],
+        accuracy=accuracy(probabilities, labels),
+        nll=negative_log_likelihood(probabilities, labels),
+        ece=expected_calibration_error(probabilities, labels),
+        brier=brier_score(probabilities, labels),
+        disagreement=pairwise_disagreement(member_logits.argmax(-1)),
+        seconds=seconds,
+        resumed=resumed,
+        adapter_bytes=(adapter / "adapter_model.safetensors").stat().st_size,
+        num_examples=len(labels),
+    )
+
+
+def table_of(reports: list[StageReport], reported: Dataset, training_args: SigmaNEnsTrainingArguments) -> Table:
+    """Return the reports as a table, one row for every model."""
+    table = Table(
+        title=f"{len(reported):,} held-out examples, seed {training_args.seed}",
+        caption="NLL in nats, ECE over 15 bins; lower is better for NLL, ECE and Brier. One seed is no evidence.",
+    )
+    for column in ("model", "members", "accuracy", "NLL", "ECE", "Brier", "disagreement", "training", "stored"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for report in reports:
+        table.add_row(
+            report.name,
+            str(report.num_members),
+            *(f"{value:.4f}" for value in (report.accuracy, report.nll, report.ece, report.brier)),
+            f"{report.disagreement:.4f}" if report.num_members > 1 else "-",
+            f"{report.seconds:.0f} s" + (" (resumed)" if report.resumed else ""),
+            f"{report.adapter_bytes / 1024:,.0f} KiB",
+        )
+    return table
+
+
+def _as_kwargs(training_args: SigmaNEnsTrainingArguments) -> dict:
+    """The fields that the arguments were made with; `replace` would trip over fields that are derived."""
+    return {name: value for name, value in vars(training_args).items() if name in training_args.__dataclass_fields__}
+
+
+def _write_json(path: Path, content: dict) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=2, default=str))
+    os.replace(unfinished, path)
+
+
+def main() -> None:
+    """Parse the command line, or one json file with the same names, and run."""
+    parser = HfArgumentParser((ModelArguments, DataArguments, SigmaNEnsTrainingArguments))
+    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+        model_args, data_args, training_args = parser.parse_json_file(json_file=sys.argv[1])
+    else:
+        model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    run(model_args, data_args, training_args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+import os
+
+# Before transformers is imported: no test may reach for the Hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import tiny
+
+# Tiny tensors are slower on many threads, and tests share the machine with others.
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run code in a fresh process with this one's number of threads; its standard output is returned."""
+
+    def run(code: str, *arguments: str) -> str:
+        script = tmp_path / "in_fresh_process.py"
+        script.write_text(f"import torch\ntorch.set_num_threads({torch.get_num_threads()})\n" + textwrap.dedent(code))
+        environment = {**os.environ, "PYTHONPATH": os.path.dirname(tiny.__file__)}
+        done = subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A word tokenizer whose vocabulary fits the tiny text models."""
+    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", "good", "bad", "film", "dull", "fine", "a", "very"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", model_max_length=32
+    )
+
+
+@pytest.fixture
+def checkpoint_folder(tmp_path, tokenizer):
+    """Save a tiny model the way a checkpoint is published: `encoder_only` without its classifier."""
+
+    def save(architecture: str, encoder_only: bool = False, **kwargs):
+        folder = tmp_path / f"{architecture}-{'encoder' if encoder_only else 'classifier'}"
+        model = tiny.base_model(architecture, **kwargs)
+        (model.base_model if encoder_only else model).save_pretrained(folder)
+        if architecture in tiny.IMAGE_ARCHITECTURES:
+            size = {"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE}
+            transformers.ViTImageProcessor(size=size).save_pretrained(folder)
+        else:
+            tokenizer.save_pretrained(folder)
+        return folder
+
+    return save

@@ -1,0 +1,84 @@
+import pytest
+import tiny
+import torch
+from peft import get_peft_model
+from transformers import BertConfig, BertForTokenClassification, BertModel
+
+from sigma_nens_hf import MemberHead, SigmaNormConfig, extract_member
+from sigma_nens_hf.heads import HEAD_LAYOUTS
+
+
+def heads_of(model):
+    return {name: module for name, module in model.named_modules() if isinstance(module, MemberHead)}
+
+
+def saved_copies(model):
+    return sorted(n for n, _ in model.named_parameters() if ".modules_to_save." in n and n.endswith("weight"))
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_fresh_heads_differ_and_are_drawn_as_the_model_draws_its_own(architecture):
+    model = tiny.ensemble(architecture, num_members=64)
+    (head,) = heads_of(model).values()
+    weight = head.sigma_norm_head_weight["default"]
+    assert weight.shape == (64, 3, head.base_layer.in_features)
+    assert len({tuple(row.flatten().tolist()) for row in weight}) == 64
+    assert weight.std().item() == pytest.approx(0.6, rel=0.05)
+    assert not head.sigma_norm_head_bias["default"].any()
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_head_forms(architecture):
+    layout = HEAD_LAYOUTS[type(tiny.base_model(architecture)).__name__]
+    last_only = tiny.ensemble(architecture)
+    assert len(heads_of(last_only)) == 1
+    assert len(saved_copies(last_only)) == len(layout.before)  # the rest of a fresh head is trained as one copy
+    whole = tiny.ensemble(architecture, member_heads="all")
+    assert len(heads_of(whole)) == len(layout.projections)
+    assert not saved_copies(whole)
+    shared = tiny.ensemble(architecture, member_heads=[])
+    assert not heads_of(shared)
+    assert len(saved_copies(shared)) == len(layout.projections)
+    batch = tiny.inputs(architecture)
+    for model in (last_only, whole, shared):
+        output = model(**batch).member_logits
+        alone = torch.stack([extract_member(model, k)(**batch).logits for k in range(4)], 1)
+        assert tiny.relative_error(output, alone) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "distilbert"])
+def test_copied_head_leaves_the_rest_as_it_came(architecture):
+    model = tiny.ensemble(architecture, head_init="copy")
+    (head,) = heads_of(model).values()
+    for member in head.sigma_norm_head_weight["default"]:
+        assert torch.equal(member, head.base_layer.weight)
+    assert not saved_copies(model)
+
+
+@pytest.mark.parametrize("member_heads", [None, []])
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_heads_are_sized_from_the_adapter(architecture, member_heads):
+    names = {0: "a", 1: "b", 2: "c", 3: "d", 4: "e"}
+    model = tiny.ensemble(architecture, num_labels=2, id2label=names, member_heads=member_heads)
+    output = model(**tiny.inputs(architecture, num_labels=5))
+    assert output.member_logits.shape == (5, 4, 5)
+    assert output.loss.isfinite()
+    assert model.config.id2label == names
+    assert model.config.num_labels == 5
+
+
+def test_copying_a_head_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="3 outputs cannot be copied into one with 5"):
+        tiny.ensemble("bert", num_labels=3, head_init="copy", id2label=dict(enumerate("abcde")))
+
+
+def test_unknown_projection_is_named():
+    with pytest.raises(ValueError, match=r"\['pooler'\], but the projections .* \['classifier'\]"):
+        tiny.ensemble("bert", member_heads=["pooler"])
+
+
+@pytest.mark.parametrize("model_class", [BertModel, BertForTokenClassification])
+def test_unknown_architecture_is_refused_with_what_there_is(model_class):
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
+    with pytest.raises(ValueError, match=f"{model_class.__name__} is not supported; supported are"):
+        get_peft_model(model_class(config), SigmaNormConfig())

@@ -1,0 +1,186 @@
+import json
+
+import pytest
+import tiny
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from sigma_nens_hf import MemberHead, ensemble_from_pretrained, load_ensemble, predict
+from sigma_nens_hf.members import base_model_of
+
+LABELS = {0: "bad", 1: "fair", 2: "good"}
+
+
+def task_of(architecture):
+    return "image-classification" if architecture in tiny.IMAGE_ARCHITECTURES else "text-classification"
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_train_save_reload_predict(architecture, checkpoint_folder, tmp_path):
+    folder = checkpoint_folder(architecture, encoder_only=True)
+    model, processor = ensemble_from_pretrained(
+        folder, task_of(architecture), num_members=3, id2label=LABELS, init_scaler_std=1.0
+    )
+    assert isinstance(model, PeftModel)
+    tiny.make_trainable_parts_random(model)
+    model.save_pretrained(tmp_path / "adapter")
+    image = Image.new("RGB", (20, 20), "red")
+    inputs = [image, image] if architecture in tiny.IMAGE_ARCHITECTURES else ["a good film", "very dull"]
+    expected = predict(model, processor, inputs)
+    loaded, loaded_processor = load_ensemble(tmp_path / "adapter")
+    assert type(loaded_processor) is type(processor)
+    assert not loaded.training
+    assert not any(p.requires_grad for p in loaded.parameters())
+    assert predict(loaded, loaded_processor, inputs) == expected
+    trainable, _ = load_ensemble(tmp_path / "adapter", is_trainable=True)
+    assert {n for n, p in trainable.named_parameters() if p.requires_grad} == {
+        n for n, p in model.named_parameters() if p.requires_grad
+    }
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@torch.no_grad()
+def test_classifier_of_the_checkpoint_is_copied_into_every_member(architecture, checkpoint_folder):
+    folder = checkpoint_folder(architecture)
+    model, _ = ensemble_from_pretrained(folder, task_of(architecture), init_scaler_std=0.0)
+    batch = tiny.inputs(architecture)
+    expected = tiny.base_model(architecture)(**batch).logits
+    for member in model(**batch).member_logits.unbind(1):
+        assert tiny.relative_error(member, expected) < 1e-5
+    assert model.peft_config["default"].head_init == "copy"
+    assert model.peft_config["default"].shared_modules == []
+
+
+def test_what_the_checkpoint_does_not_bring_is_trained(checkpoint_folder, tmp_path):
+    bert = tiny.base_model("bert").bert
+    bert.pooler = None
+    bert.save_pretrained(tmp_path / "without_pooler")
+    model, processor = ensemble_from_pretrained(tmp_path / "without_pooler", "text-classification", num_labels=2)
+    assert processor is None
+    assert model.peft_config["default"].shared_modules == ["bert.pooler.dense"]
+    assert model.peft_config["default"].head_init == "fresh"
+    model.save_pretrained(tmp_path / "adapter")
+    batch = tiny.inputs("bert", num_labels=2)
+    loaded, _ = load_ensemble(tmp_path / "adapter")
+    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+    with_pooler, _ = ensemble_from_pretrained(
+        checkpoint_folder("bert", encoder_only=True), "text-classification", num_labels=2
+    )
+    assert with_pooler.peft_config["default"].shared_modules == []  # it came with the checkpoint
+
+
+def test_head_of_another_size_is_made_anew(checkpoint_folder):
+    model, _ = ensemble_from_pretrained(checkpoint_folder("roberta"), "text-classification", num_labels=5)
+    heads = [module for module in model.modules() if isinstance(module, MemberHead)]
+    assert heads[0].sigma_norm_head_weight["default"].shape[:2] == (4, 5)
+    assert model.peft_config["default"].head_init == "fresh"
+    assert not any(p.is_meta or p.isnan().any() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": "summarization"}, "task must be one of"),
+        ({"task": "text-classification"}, "brings no classifier .* pass num_labels"),
+        ({"task": "text-classification", "num_labels": 2, "num_members": 0}, "num_members"),
+        ({"task": "text-classification", "num_labels": 2, "modules_to_save": ["nowhere"]}, "no such module"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, checkpoint_folder):
+    with pytest.raises(ValueError, match=message):
+        ensemble_from_pretrained(checkpoint_folder("bert", encoder_only=True), **arguments)
+
+
+def test_checkpoint_without_its_backbone_is_refused(checkpoint_folder):
+    folder = checkpoint_folder("bert", encoder_only=True)
+    file = folder / "model.safetensors"
+    tensors = {key: tensor for key, tensor in load_file(file).items() if "encoder.layer.1" not in key}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights of .* backbone.*encoder\.layer\.1"):
+        ensemble_from_pretrained(folder, "text-classification", num_labels=2)
+
+
+@pytest.fixture
+def adapter(checkpoint_folder, tmp_path):
+    folder = checkpoint_folder("bert", encoder_only=True)
+    model, _ = ensemble_from_pretrained(folder, "text-classification", id2label=LABELS)
+    model.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_adapter_file_cut_in_half_is_named(adapter):
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged or cut off"):
+        load_ensemble(adapter)
+
+
+def test_pickled_weights_are_never_opened(adapter):
+    torch.save(load_file(adapter / "adapter_model.safetensors"), adapter / "adapter_model.bin")
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match="Only safetensors files are opened"):
+        load_ensemble(adapter)
+
+
+def test_missing_shared_module_is_named(tmp_path, checkpoint_folder):
+    folder = checkpoint_folder("roberta", encoder_only=True)
+    model, _ = ensemble_from_pretrained(folder, "text-classification", num_labels=2)
+    model.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = {key: tensor for key, tensor in load_file(file).items() if "classifier.dense.bias" not in key}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks the weights .*classifier\.dense\.bias"):
+        load_ensemble(tmp_path / "adapter")
+
+
+def test_base_of_another_size_is_refused(adapter, tmp_path):
+    tiny.base_model("bert", hidden_size=64).bert.save_pretrained(tmp_path / "larger")
+    with pytest.raises(ValueError, match=r"has shape \(4, 32\), the model needs \(4, 64\)"):
+        load_ensemble(adapter, base_model=str(tmp_path / "larger"))
+
+
+def test_base_without_what_the_adapter_relies_on_is_refused(adapter, tmp_path):
+    bert = tiny.base_model("bert").bert
+    bert.pooler = None
+    bert.save_pretrained(tmp_path / "without_pooler")
+    with pytest.raises(ValueError, match="trained over another checkpoint"):
+        load_ensemble(adapter, base_model=str(tmp_path / "without_pooler"))
+
+
+def test_folder_without_an_ensemble_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"adapter_config\.json"):
+        load_ensemble(tmp_path)
+    get_peft_model(tiny.base_model("bert"), LoraConfig(target_modules=["query"])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="not a sigma-norm ensemble"):
+        load_ensemble(tmp_path)
+
+
+def test_adapter_must_say_what_its_base_is(adapter):
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    folder, config["base_model_name_or_path"] = config["base_model_name_or_path"], None
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="pass base_model"):
+        load_ensemble(adapter)
+    model, _ = load_ensemble(adapter, base_model=folder)
+    assert base_model_of(model).config.id2label == LABELS
+
+
+def test_class_named_by_a_strangers_file_is_not_looked_up(adapter):
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    config["task_type"] = None
+    config["auto_mapping"] = {"base_model_class": "system", "parent_library": "os"}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="base model is a system, which is not supported"):
+        load_ensemble(adapter)
+
+
+def test_processor_is_the_adapters_own_if_it_has_one(adapter, tokenizer):
+    tokenizer.model_max_length = 7
+    tokenizer.save_pretrained(adapter)
+    tokenizer.model_max_length = 32
+    _, processor = load_ensemble(adapter)
+    assert processor.model_max_length == 7

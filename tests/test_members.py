@@ -1,0 +1,219 @@
+import pickle
+import threading
+
+import pytest
+import tiny
+import torch
+
+from sigma_nens_hf import extract_member, member_subset
+from sigma_nens_hf.members import base_model_of
+
+NUM_MEMBERS = 4
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("with_task_type", [False, True])
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@torch.no_grad()
+def test_batched_forward_equals_members_one_at_a_time(architecture, with_task_type):
+    task_type = tiny.task_type(architecture) if with_task_type else None
+    model = tiny.ensemble(architecture, num_members=NUM_MEMBERS, task_type=task_type)
+    members = [extract_member(model, k) for k in range(NUM_MEMBERS)]
+    for batch_size in (1, NUM_MEMBERS, 5):
+        batch = tiny.inputs(architecture, batch_size)
+        output = model(**batch)
+        alone = torch.stack([member(**batch).logits for member in members], dim=1)
+        assert output.member_logits.shape == (batch_size, NUM_MEMBERS, 3)
+        assert tiny.relative_error(output.member_logits, alone) < TOLERANCE
+        spread = (alone[:, 1:] - alone[:, :1]).abs().amax((0, 2)).min() / alone.abs().max()
+        assert spread > 100 * TOLERANCE
+        losses = torch.stack([member(**batch).loss for member in members])
+        torch.testing.assert_close(output.loss, losses.mean(), rtol=1e-5, atol=1e-6)
+        expected = alone.double().softmax(-1).mean(1)
+        torch.testing.assert_close(output.logits.double().softmax(-1), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", tiny.TEXT_ARCHITECTURES)
+@torch.no_grad()
+def test_padding_does_not_reach_any_member(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture, 5, with_labels=False)
+    together = model(**batch).member_logits
+    for row in range(5):
+        length = int(batch["attention_mask"][row].sum())
+        alone = model(input_ids=batch["input_ids"][row : row + 1, :length]).member_logits
+        assert tiny.relative_error(together[row : row + 1], alone) < TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@torch.no_grad()
+def test_member_subset_takes_members_in_the_order_given(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture)
+    everyone = model(**batch).member_logits
+    with member_subset(model, [2, 0]):
+        some = model(**batch)
+        with member_subset(model, 1):
+            one = model(**batch)
+    assert tiny.relative_error(some.member_logits, everyone[:, [2, 0]]) < TOLERANCE
+    expected = everyone[:, [2, 0]].softmax(-1).mean(1)
+    torch.testing.assert_close(some.logits.softmax(-1), expected, rtol=1e-4, atol=1e-6)
+    assert one.member_logits.shape[1] == 1
+    torch.testing.assert_close(one.logits, everyone[:, 1].log_softmax(-1), rtol=1e-4, atol=1e-4)
+    assert model(**batch).member_logits.shape[1] == 4
+
+
+@pytest.mark.parametrize("members", [[], [0, 0], [4], [-1], 7])
+def test_member_subset_refuses_wrong_indices(members):
+    model = tiny.ensemble("bert")
+    with pytest.raises(ValueError, match="0 to 3"), member_subset(model, members):
+        pass
+
+
+def test_member_subset_of_a_plain_model_is_refused():
+    with pytest.raises(ValueError, match="no sigma-norm adapter"), member_subset(tiny.base_model("bert"), 0):
+        pass
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("batch_size", [1, 3, NUM_MEMBERS, 2 * NUM_MEMBERS])
+def test_inner_module_called_on_its_own_raises(architecture, batch_size):
+    model = tiny.ensemble(architecture, num_members=NUM_MEMBERS)
+    inner = base_model_of(model).base_model
+    batch = tiny.inputs(architecture, batch_size, with_labels=False)
+    with pytest.raises(RuntimeError, match="outside a forward pass"):
+        inner(**batch)
+    model(**batch)  # a whole call before must not open the door
+    with pytest.raises(RuntimeError, match="outside a forward pass"):
+        inner(**batch)
+
+
+def test_failed_forward_leaves_the_guard_up():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert", 4, with_labels=False)
+    with pytest.raises(ValueError, match="both input_ids and inputs_embeds|exactly one"):
+        model(**batch, inputs_embeds=torch.zeros(4, 11, tiny.HIDDEN_SIZE))
+    with pytest.raises(RuntimeError, match="outside a forward pass"):
+        base_model_of(model).bert(**batch)
+    assert model(**batch).member_logits.shape == (4, 4, 3)
+
+
+@torch.no_grad()
+def test_arguments_by_position_and_tuples():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert")
+    expected = model(**batch)
+    by_position = model(batch["input_ids"], batch["attention_mask"])
+    torch.testing.assert_close(by_position.member_logits, expected.member_logits)
+    as_tuple = model(**batch, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    torch.testing.assert_close(as_tuple[0], expected.loss)
+    torch.testing.assert_close(as_tuple[1], expected.logits)
+    torch.testing.assert_close(as_tuple[-1], expected.member_logits)
+    model.config.return_dict = False
+    assert isinstance(model(**batch), tuple)
+
+
+@torch.no_grad()
+def test_embeddings_position_ids_and_further_outputs():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert", with_labels=False)
+    expected = model(**batch).member_logits
+    embedded = base_model_of(model).bert.embeddings.word_embeddings(batch["input_ids"])
+    output = model(
+        inputs_embeds=embedded,
+        attention_mask=batch["attention_mask"],
+        position_ids=torch.arange(11)[None],
+        output_hidden_states=True,
+    )
+    assert tiny.relative_error(output.member_logits, expected) < TOLERANCE
+    assert [tuple(state.shape) for state in output.hidden_states] == [(5, 4, 11, tiny.HIDDEN_SIZE)] * 3
+
+
+def test_loss_normalised_by_a_count_is_the_mean_over_members():
+    model = tiny.ensemble("vit")
+    batch = tiny.inputs("vit", 6)
+    expected = model(**batch).loss
+    output = model(**batch, num_items_in_batch=torch.tensor(6))
+    torch.testing.assert_close(output.loss, expected)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_label_of_no_class_is_named(label):
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert")
+    batch["labels"][2] = label
+    with pytest.raises(ValueError, match=f"Label {label} names none of the 3 classes"):
+        model(**batch)
+    batch["labels"][2] = -100
+    assert model(**batch).loss.isfinite()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("architecture", ["bert", "vit"])
+def test_checkpointed_blocks_are_replayed_with_the_members_of_their_forward(architecture, use_reentrant):
+    def gradients(checkpointing, other_thread=False):
+        model = tiny.ensemble(architecture, base=_WITHOUT_DROPOUT[architecture])
+        model.train()
+        if checkpointing:
+            base_model_of(model).gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+        with member_subset(model, [3, 1]):
+            loss = model(**tiny.inputs(architecture)).loss
+        # The subset has been left, and another forward pass may have happened meanwhile.
+        with torch.no_grad():
+            model(**tiny.inputs(architecture))
+        if other_thread:
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        else:
+            loss.backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    plain = gradients(False)
+    assert any(gradient.abs().sum() > 0 for gradient in plain.values())
+    for other_thread in (False, True):
+        checkpointed = gradients(True, other_thread)
+        assert checkpointed.keys() == plain.keys()
+        for name, gradient in plain.items():
+            torch.testing.assert_close(checkpointed[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+_WITHOUT_DROPOUT = {
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "vit": {},
+}
+
+
+@torch.no_grad()
+def test_threads_with_different_subsets_do_not_meet():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert")
+    everyone = model(**batch).member_logits
+    wrong, barrier = [], threading.Barrier(4)
+
+    def work(member):
+        with torch.no_grad(), member_subset(model, member):
+            barrier.wait()
+            for _ in range(20):
+                alone = model(**batch).member_logits
+                if tiny.relative_error(alone, everyone[:, [member]]) > TOLERANCE:
+                    wrong.append(member)
+
+    threads = [threading.Thread(target=work, args=(member,)) for member in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@torch.no_grad()
+def test_model_survives_pickle():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert")
+    copy = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copy(**batch).member_logits, model(**batch).member_logits)
+    with pytest.raises(RuntimeError, match="outside a forward pass"):
+        base_model_of(copy).bert(batch["input_ids"])

@@ -1,0 +1,319 @@
+import copy
+import json
+
+import pytest
+import tiny
+import torch
+import transformers
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from sigma_nens_hf import SigmaNormConfig, extract_member
+from sigma_nens_hf.members import base_model_of
+
+LABELS = {0: "bad", 1: "fair", 2: "good"}
+
+
+def adapter_of(model, folder):
+    model.save_pretrained(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    return config, load_file(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("with_task_type", [False, True])
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@torch.no_grad()
+def test_step_zero_equals_the_base_model(architecture, with_task_type):
+    base = tiny.base_model(architecture)  # its norm weights are negative, zero and above 1
+    weights = torch.cat([m.weight for m in base.modules() if isinstance(m, torch.nn.LayerNorm)])
+    assert (weights < 0).any()
+    assert (weights == 0).any()
+    assert (weights > 1).any()
+    batch = tiny.inputs(architecture)
+    expected = base(**batch)
+    task_type = tiny.task_type(architecture) if with_task_type else None
+    config = SigmaNormConfig(init_scaler_std=0.0, head_init="copy", init_scaler=-0.5, task_type=task_type)
+    output = get_peft_model(base, config).eval()(**batch)
+    for member in output.member_logits.unbind(1):
+        assert tiny.relative_error(member, expected.logits) < 1e-5
+    torch.testing.assert_close(output.logits, expected.logits.log_softmax(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output.loss, expected.loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("modules_to_save", [None, [], ["pooler"]])
+@pytest.mark.parametrize("member_heads", [None, "all", []])
+@pytest.mark.parametrize("architecture", tiny.TEXT_ARCHITECTURES)
+def test_task_type_makes_no_difference_to_the_adapter(architecture, member_heads, modules_to_save, tmp_path):
+    if modules_to_save and architecture != "bert":  # the others have no pooler
+        modules_to_save = _SOME_FROZEN_MODULE[architecture]
+    adapters = []
+    for task_type in (None, "SEQ_CLS"):
+        model = tiny.ensemble(
+            architecture,
+            task_type=task_type,
+            member_heads=member_heads,
+            modules_to_save=copy.copy(modules_to_save),
+        )
+        adapters.append(adapter_of(model, tmp_path / str(task_type)))
+        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == sum(
+            tensor.numel() for tensor in adapters[-1][1].values()
+        )
+    (config, tensors), (config_with, tensors_with) = adapters
+    for other in (config, config_with):
+        del other["task_type"], other["auto_mapping"]
+    assert config == config_with
+    assert tensors.keys() == tensors_with.keys()
+    assert all(torch.equal(tensors[key], tensors_with[key]) for key in tensors)
+
+
+_SOME_FROZEN_MODULE = {
+    "roberta": ["encoder.layer.1.output.dense"],
+    "distilbert": ["transformer.layer.1.ffn.lin1"],
+}
+
+
+@pytest.mark.parametrize("encoder_only", [False, True])
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_reload_in_a_fresh_process_is_bit_equal(architecture, encoder_only, tmp_path, run_python, checkpoint_folder):
+    """A 3-label adapter over its 2-label base, whose classifier may be missing altogether."""
+    base_folder = checkpoint_folder(architecture, encoder_only, num_labels=2)
+    task = "Image" if architecture in tiny.IMAGE_ARCHITECTURES else "Sequence"
+    auto = f"AutoModelFor{task}Classification"
+    base = getattr(transformers, auto).from_pretrained(base_folder)
+    torch.manual_seed(3)
+    model = get_peft_model(
+        base, SigmaNormConfig(id2label=LABELS, init_scaler_std=1.0, task_type=tiny.task_type(architecture))
+    ).eval()
+    tiny.make_trainable_parts_random(model)
+    batch = tiny.inputs(architecture)
+    with torch.no_grad():
+        expected = model(**batch)
+    adapter = tmp_path / "adapter"
+    model.save_pretrained(adapter)
+    torch.save(batch, tmp_path / "batch.pt")
+    run_python(
+        f"""
+        import sys, transformers
+        from peft import PeftModel
+        import sigma_nens_hf
+        base_folder, adapter, batch, out = sys.argv[1:]
+        base = transformers.{auto}.from_pretrained(base_folder)
+        model = PeftModel.from_pretrained(base, adapter)
+        assert model.config.id2label == {LABELS}, model.config.id2label
+        assert model.config.num_labels == model.get_base_model().num_labels == 3
+        with torch.no_grad():
+            output = model(**torch.load(batch))
+        torch.save(dict(output), out)
+        """,
+        base_folder, adapter, tmp_path / "batch.pt", tmp_path / "output.pt",
+    )  # fmt: skip
+    output = torch.load(tmp_path / "output.pt")
+    for name in ("logits", "member_logits", "loss"):
+        assert torch.equal(output[name], expected[name]), name
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_file_holds_the_members_and_nothing_of_the_base(architecture, tmp_path):
+    model = tiny.ensemble(architecture, id2label=LABELS)
+    _, tensors = adapter_of(model, tmp_path)
+    shared = {"roberta": {"dense"}, "distilbert": {"pre_classifier"}}.get(architecture, set())
+    for key, tensor in tensors.items():
+        name = key.split(".")
+        if name[-1].startswith("sigma_norm_"):
+            assert tensor.shape[0] == 4
+            assert tensor.dtype == torch.float32
+        else:
+            assert name[-2] in shared
+    assert sum("sigma_norm_scaler" in key for key in tensors) == 5
+    assert sum("sigma_norm_bias" in key for key in tensors) == 5
+    assert sum("sigma_norm_head_weight" in key for key in tensors) == 1
+
+
+def test_config_makes_the_adapter_self_contained(tmp_path):
+    model = tiny.ensemble("roberta", id2label=LABELS, task_type="SEQ_CLS")
+    config, _ = adapter_of(model, tmp_path)
+    assert config["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
+    assert config["num_labels"] == 3
+    assert config["base_model_type"] == "roberta"
+    assert config["num_adapted_norms"] == 5
+    assert config["target_modules"] is None  # the wish, not the paths it led to
+    assert config["modules_to_save"] == ["classifier.dense"]
+    assert config["sigma_nens_hf_version"]
+    assert config["transformers_version"]
+
+
+def change(tensors, kind):
+    key = next(key for key in tensors if "sigma_norm_scaler" in key)
+    if kind == "missing":
+        del tensors[key]
+    elif kind == "unexpected":
+        tensors[key.replace("scaler", "spare")] = tensors[key].clone()
+    elif kind == "misshapen":
+        tensors[key] = tensors[key][:3].clone()
+    elif kind == "nan":
+        tensors[key][0, 0] = float("nan")
+    return key
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "missing: base_model.model.bert.embeddings.LayerNorm.sigma_norm_scaler"),
+        ("unexpected", "unexpected: base_model.model.bert.embeddings.LayerNorm.sigma_norm_spare"),
+        ("misshapen", r"has shape \(3, 32\), the model needs \(4, 32\)"),
+        ("nan", "sigma_norm_scaler.default holds numbers that are not finite"),
+    ],
+)
+def test_file_that_does_not_fit_is_refused_by_key(kind, message, tmp_path):
+    tiny.ensemble("bert").save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors, kind)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (lambda: tiny.base_model("roberta"), "base of type 'bert', this one is 'roberta'"),
+        (lambda: tiny.base_model("bert", num_hidden_layers=3), "5 adapted norms, in this one .* there are 7"),
+        (lambda: tiny.base_model("bert", hidden_size=64), r"has shape \(4, 32\), the model needs \(4, 64\)"),
+    ],
+)
+def test_another_base_is_refused(base, message, tmp_path):
+    tiny.ensemble("bert").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(base(), tmp_path)
+
+
+def test_auto_class_finds_the_base(tmp_path, checkpoint_folder):
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint_folder("bert", num_labels=2))
+    model = get_peft_model(base, SigmaNormConfig(task_type="SEQ_CLS", id2label=LABELS)).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
+    batch = tiny.inputs("bert")
+    assert torch.equal(loaded(**batch).member_logits, model(**batch).member_logits)
+
+
+@torch.no_grad()
+def test_disabled_adapter_is_the_base_model():
+    base = tiny.base_model("bert", num_labels=2)
+    batch = tiny.inputs("bert", num_labels=2)
+    expected = base(**batch)
+    model = get_peft_model(base, SigmaNormConfig(id2label=LABELS)).eval()
+    with model.disable_adapter():
+        output = model(**batch)
+        assert torch.equal(output.logits, expected.logits)
+        assert torch.equal(output.loss, expected.loss)
+        assert "member_logits" not in output
+        assert model.config.num_labels == 2
+        assert model.get_base_model().bert(batch["input_ids"]).last_hidden_state.shape[0] == 5
+    assert model(**batch).member_logits.shape == (5, 4, 3)
+    assert model.config.id2label == LABELS
+
+
+@torch.no_grad()
+def test_several_adapters_with_different_members_and_labels():
+    batch = tiny.inputs("bert", with_labels=False)
+    model = tiny.ensemble("bert", num_labels=2, num_members=2)
+    first = model(**batch).member_logits
+    model.add_adapter("second", SigmaNormConfig(num_members=3, id2label=LABELS, branch_layer=1, init_scaler_std=1.0))
+    assert torch.equal(model(**batch).member_logits, first)
+    model.set_adapter("second")
+    second = model(**batch)
+    assert second.member_logits.shape == (5, 3, 3)
+    assert model.config.id2label == LABELS
+    alone = torch.stack([extract_member(model, k)(**batch).logits for k in range(3)], 1)
+    assert tiny.relative_error(second.member_logits, alone) < 1e-5
+    model.set_adapter("default")
+    assert torch.equal(model(**batch).member_logits, first)
+    model.delete_adapter("second")
+    assert torch.equal(model(**batch).member_logits, first)
+
+
+def test_unload_leaves_no_trace():
+    base = tiny.base_model("bert", num_labels=2)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    config_before = base.config.to_dict()
+    batch = tiny.inputs("bert", num_labels=2)
+    expected = base(**batch).logits
+    model = get_peft_model(base, SigmaNormConfig(id2label=LABELS, modules_to_save=["pooler"]))
+    assert "member_logits" in model.config.keys_to_ignore_at_inference
+    tiny.make_trainable_parts_random(model)
+    plain = model.unload().eval()
+    assert plain.config.to_dict() == config_before
+    assert not plain._forward_pre_hooks
+    assert not plain._forward_hooks
+    assert type(plain(**batch)).__name__ == "SequenceClassifierOutput"
+    assert not hasattr(plain, "peft_config")
+    assert plain.state_dict().keys() == before.keys()
+    assert all(torch.equal(plain.state_dict()[name], tensor) for name, tensor in before.items())
+    assert torch.equal(plain(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@torch.no_grad()
+def test_extracted_member_needs_no_package(architecture, tmp_path, run_python):
+    model = tiny.ensemble(architecture, id2label=LABELS, num_labels=2)
+    batch = tiny.inputs(architecture)
+    expected = model(**batch).member_logits
+    member = extract_member(model, 2)
+    assert torch.equal(model(**batch).member_logits, expected)  # the ensemble is as it was
+    member.save_pretrained(tmp_path / "member")
+    torch.save(batch, tmp_path / "batch.pt")
+    run_python(
+        f"""
+        import sys, transformers
+        model = transformers.{type(base_model_of(model)).__name__}.from_pretrained(sys.argv[1])
+        assert not [name for name in sys.modules if name.startswith("sigma_nens")]
+        assert model.config.id2label == {LABELS}
+        assert "member_logits" not in open(sys.argv[1] + "/config.json").read()
+        torch.save(model(**torch.load(sys.argv[2])).logits, sys.argv[3])
+        """,
+        tmp_path / "member", tmp_path / "batch.pt", tmp_path / "logits.pt",
+    )  # fmt: skip
+    assert tiny.relative_error(torch.load(tmp_path / "logits.pt"), expected[:, 2]) < 1e-5
+    merged = copy.deepcopy(model).merge_and_unload(member=2, safe_merge=True)
+    assert torch.equal(merged(**batch).logits, member(**batch).logits)
+
+
+def test_merge_must_name_a_member():
+    model = tiny.ensemble("bert")
+    with pytest.raises(ValueError, match="merge_and_unload\\(member=k\\) with k from 0 to 3"):
+        model.merge_and_unload()
+    with pytest.raises(ValueError, match="from 0 to 3, got 4"):
+        model.merge_and_unload(member=4)
+    with pytest.raises(ValueError, match="cannot be merged in place"):
+        model.merge_adapter()
+    single = tiny.ensemble("bert", num_members=1)
+    batch = tiny.inputs("bert")
+    expected = single(**batch).member_logits[:, 0]
+    assert tiny.relative_error(single.merge_and_unload()(**batch).logits, expected) < 1e-5
+
+
+def test_stacking_on_another_method_is_refused():
+    model = get_peft_model(tiny.base_model("bert"), LoraConfig(target_modules=["query"])).base_model.model
+    with pytest.raises(ValueError, match="layers of another PEFT method"):
+        get_peft_model(model, SigmaNormConfig())
+
+
+@pytest.mark.parametrize(
+    ("modules_to_save", "message"),
+    [(["no_such_module"], "no such module"), (["encoder.layer.1"], "every member has its own")],
+)
+def test_wrong_shared_modules_are_named(modules_to_save, message):
+    with pytest.raises(ValueError, match=message):
+        tiny.ensemble("bert", modules_to_save=modules_to_save)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_peft_reports(architecture, capsys):
+    model = tiny.ensemble(architecture)
+    model.print_trainable_parameters()
+    assert "trainable params" in capsys.readouterr().out
+    status = model.get_model_status()
+    assert status.active_adapters == ["default"]
+    assert status.enabled is True
+    assert status.requires_grad == {"default": True}

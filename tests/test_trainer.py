@@ -1,0 +1,378 @@
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from sklearn.metrics import accuracy_score
+from transformers import TrainerCallback, set_seed
+
+from sigma_nens_hf import (
+    SigmaNEnsTrainer,
+    SigmaNEnsTrainingArguments,
+    diversity_regularizer,
+    realized_sharing,
+    temperature_for_sharing,
+)
+from sigma_nens_hf.metrics import accuracy, expected_calibration_error, negative_log_likelihood, pairwise_disagreement
+from sigma_nens_hf.trainer import last_complete_checkpoint
+
+WITHOUT_DROPOUT = {
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "vit": {},
+}
+
+
+def dataset(architecture, num_examples=16, seed=1):
+    batch = tiny.inputs(architecture, num_examples, seed=seed)
+    return Dataset.from_dict({name: tensor.tolist() for name, tensor in batch.items()}).with_format("torch")
+
+
+def trainer_for(model, folder, data=None, trainer_kwargs=None, **arguments):
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    args = SigmaNEnsTrainingArguments(**{**settings, **arguments})
+    return SigmaNEnsTrainer(model=model, args=args, train_dataset=data, eval_dataset=data, **(trainer_kwargs or {}))
+
+
+def step_logs(trainer):
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def trained(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("architecture", ["bert", "vit"])
+def test_gradient_accumulation_changes_nothing(architecture, tmp_path):
+    runs = []
+    for accumulation in (1, 4):
+        model = tiny.ensemble(architecture, base=WITHOUT_DROPOUT[architecture])
+        trainer = trainer_for(
+            model,
+            tmp_path / str(accumulation),
+            dataset(architecture, 32),
+            per_device_train_batch_size=16 // accumulation,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=1e9,
+            max_steps=3,
+        )
+        trainer.train()
+        runs.append(step_logs(trainer))
+    for one, four in zip(*runs, strict=True):
+        for name in ("loss", "grad_norm", "task_loss", "regularizer"):
+            assert four[name] == pytest.approx(one[name], rel=2e-3), name
+
+
+@pytest.mark.parametrize("architecture", ["bert", "vit"])
+def test_resumed_training_equals_uninterrupted_training_exactly(architecture, tmp_path):
+    data = dataset(architecture)  # dropout is on
+
+    def model():
+        return tiny.ensemble(architecture, modules_to_save=["pooler"] if architecture == "bert" else None)
+
+    uninterrupted = trainer_for(model(), tmp_path / "a", data, save_strategy="steps", save_steps=2)
+    uninterrupted.train()
+    shutil.copytree(tmp_path / "a" / "checkpoint-2", tmp_path / "b" / "checkpoint-2")
+    torch.manual_seed(99)
+    resumed = trainer_for(model(), tmp_path / "b", data, save_strategy="steps", save_steps=2)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
+    expected = trained(uninterrupted.model)
+    assert trained(resumed.model).keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in trained(resumed.model).items())
+    for name in ("loss", "grad_norm", "regularizer"):
+        assert step_logs(resumed)[-1][name] == step_logs(uninterrupted)[-1][name]
+
+
+def test_checkpoint_holds_adapter_and_optimizer_only(tmp_path):
+    trainer = trainer_for(tiny.ensemble("bert"), tmp_path, dataset("bert"), save_strategy="steps", save_steps=4)
+    trainer.train()
+    files = set(os.listdir(tmp_path / "checkpoint-4"))
+    assert files == {
+        "README.md", "adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng_state.pth",
+        "scheduler.pt", "trainer_state.json", "training_args.bin",
+    }  # fmt: skip
+    stored = load_file(tmp_path / "checkpoint-4" / "adapter_model.safetensors")
+    assert sum(t.numel() for t in stored.values()) == sum(t.numel() for t in trained(trainer.model).values())
+
+
+def test_cut_off_checkpoint_is_passed_over(tmp_path):
+    assert last_complete_checkpoint(tmp_path / "nowhere") is None
+    for step in (2, 4, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"epoch": ')
+    (tmp_path / "checkpoint-12").mkdir()
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        trainer_for(tiny.ensemble("bert"), tmp_path / "empty", dataset("bert")).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_every_member_is_trained_in_one_group_and_never_decayed(architecture, tmp_path):
+    model = tiny.ensemble(architecture, num_members=3, member_heads="all")
+    data = dataset(architecture, 8)
+    trainer = trainer_for(model, tmp_path, data, weight_decay=0.3)
+    model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(model, trainer.data_collator([data[i] for i in range(8)])).backward()
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert names
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert "sigma_norm_" in name
+            for member in parameter.grad:
+                assert member.abs().sum() > 0, name
+    optimizer = trainer.create_optimizer()
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(names)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
+    for group in optimizer.param_groups:
+        kinds = {"sigma_norm_scaler" in names[id(parameter)] for parameter in group["params"]}
+        assert len(kinds) == 1
+        assert group["lr"] == (3e-2 if kinds == {True} else 2e-3)
+
+
+def test_shared_modules_have_their_own_rate_and_only_their_weights_decay(tmp_path):
+    model = tiny.ensemble("bert", modules_to_save=["pooler"])
+    trainer = trainer_for(model, tmp_path, dataset("bert"), weight_decay=0.3)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [
+        (group["lr"], group["weight_decay"], sorted(names[id(p)].split("default")[-1] for p in group["params"]))
+        for group in trainer.create_optimizer().param_groups
+    ]
+    assert groups[0][:2] == (2e-3, 0.0)
+    assert groups[1][:2] == (3e-2, 0.0)
+    assert groups[2:] == [(2e-4, 0.3, [".dense.weight"]), (2e-4, 0.0, [".dense.bias"])]
+
+
+def test_optimizer_that_chooses_its_parameters_is_refused(tmp_path):
+    trainer = trainer_for(tiny.ensemble("bert"), tmp_path, dataset("bert"))
+    trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, {"params": []})
+    with pytest.raises(ValueError, match="chooses its own parameters"):
+        trainer.create_optimizer()
+
+
+def test_loss_is_task_loss_plus_weighted_regularizer(tmp_path):
+    data = dataset("vit")
+    for reduction, layers in (("mean", None), ("sum", ["layernorm_after"])):
+        model = tiny.ensemble("vit")
+        trainer = trainer_for(
+            model, tmp_path, data, max_steps=1, per_device_train_batch_size=16, diversity_weight=0.02,
+            diversity_temperature=0.3, diversity_reduction=reduction, diversity_layers=layers,
+        )  # fmt: skip
+        batch = trainer.data_collator([data[i] for i in range(16)])
+        with torch.no_grad():
+            output = model(**batch)
+        regularizer = diversity_regularizer(model, 0.3, reduction=reduction, layers=layers).item()
+        votes = output.member_logits.argmax(-1)
+        sharing = realized_sharing(model, layers=layers)
+        trainer.train()
+        (logs,) = step_logs(trainer)
+        assert logs["task_loss"] == pytest.approx(output.loss.item(), rel=1e-4)
+        assert logs["regularizer"] == pytest.approx(regularizer, rel=1e-4)
+        assert logs["loss"] == pytest.approx(output.loss.item() + 0.02 * regularizer, rel=1e-3)
+        assert logs["disagreement"] == pytest.approx(pairwise_disagreement(votes), abs=1e-5)
+        assert logs["realized_sharing"] == pytest.approx(sharing, abs=0.3)  # after the step
+
+
+def test_logged_parts_are_means_over_the_steps_between(tmp_path):
+    def logs(every):
+        trainer = trainer_for(tiny.ensemble("vit"), tmp_path, dataset("vit"), logging_steps=every)
+        trainer.train()
+        return step_logs(trainer)
+
+    single, (together,) = logs(1), logs(4)
+    for name in ("task_loss", "regularizer", "disagreement"):
+        assert together[name] == pytest.approx(np.mean([entry[name] for entry in single]), rel=1e-5)
+
+
+def test_regularizer_drives_members_apart(tmp_path):
+    def sharing(weight):
+        model = tiny.ensemble("vit", init_scaler_std=0.1)
+        trainer_for(
+            model, tmp_path, dataset("vit"), max_steps=30, diversity_weight=weight, scaler_learning_rate=0.5
+        ).train()
+        return realized_sharing(model)
+
+    assert sharing(20.0) < 0.7 * sharing(0.0)
+
+
+def test_label_smoothing_acts_on_the_members_logits(tmp_path):
+    data = dataset("bert", 8)
+    model = tiny.ensemble("bert")
+    trainer = trainer_for(model, tmp_path, data, label_smoothing_factor=0.2)
+    batch = trainer.data_collator([data[i] for i in range(8)])
+    model.eval()
+    with torch.no_grad():
+        loss = trainer.compute_loss(model, dict(batch))
+        log_p = model(**batch).member_logits.log_softmax(-1)
+    target = torch.full_like(log_p, 0.2 / 3)
+    target.scatter_(-1, batch["labels"][:, None, None].expand(-1, 4, 1), 0.8 + 0.2 / 3)
+    torch.testing.assert_close(loss, -(target * log_p).sum(-1).mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_custom_loss_sees_the_members_as_rows_and_accumulates_right(tmp_path):
+    class_weights = torch.tensor([1.0, 5.0, 0.2])
+    shapes = set()
+
+    def loss_function(outputs, labels, num_items_in_batch=None):
+        shapes.add((tuple(outputs.logits.shape), tuple(labels.shape)))
+        losses = torch.nn.functional.cross_entropy(outputs.logits, labels, class_weights, reduction="none")
+        return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
+
+    runs = []
+    for accumulation in (1, 4):
+        model = tiny.ensemble("bert", base=WITHOUT_DROPOUT["bert"])
+        trainer = trainer_for(
+            model, tmp_path, dataset("bert", 16), per_device_train_batch_size=16 // accumulation, max_steps=2,
+            gradient_accumulation_steps=accumulation, max_grad_norm=1e9, diversity_weight=0.5,
+            trainer_kwargs={"compute_loss_func": loss_function},
+        )  # fmt: skip
+        trainer.train()
+        runs.append(step_logs(trainer))
+    assert shapes == {((64, 3), (64,)), ((16, 3), (16,))}
+    for one, four in zip(*runs, strict=True):
+        assert four["loss"] == pytest.approx(one["loss"], rel=2e-3)
+        assert four["grad_norm"] == pytest.approx(one["grad_norm"], rel=2e-3)
+
+
+def test_evaluation_reports_the_ensemble_and_standard_metrics_go_on_working(tmp_path):
+    seen = []
+
+    def compute_metrics(prediction):  # as in transformers' examples
+        logits, labels = prediction
+        seen.append(logits.shape)
+        return {"sklearn_accuracy": accuracy_score(labels, np.argmax(logits, axis=-1))}
+
+    data = dataset("bert", 10)  # a ragged last batch
+    batch = {name: data[:][name] for name in data.column_names}
+    for return_member_logits in (False, True):
+        model = tiny.ensemble("bert")
+        trainer = trainer_for(
+            model, tmp_path, data, return_member_logits=return_member_logits,
+            trainer_kwargs={"compute_metrics": compute_metrics},
+        )  # fmt: skip
+        metrics = trainer.evaluate()
+        with torch.no_grad():
+            output = model(**batch)
+        p, labels = output.logits.softmax(-1), batch["labels"]
+        assert metrics["eval_nll"] == pytest.approx(negative_log_likelihood(p, labels), rel=1e-5)
+        assert metrics["eval_accuracy"] == metrics["eval_sklearn_accuracy"] == accuracy(p, labels)
+        assert metrics["eval_ece"] == pytest.approx(expected_calibration_error(p, labels), abs=1e-5)
+        predictions = trainer.predict(data).predictions
+        expected = output.member_logits if return_member_logits else output.logits
+        assert predictions.shape == expected.shape
+        np.testing.assert_allclose(predictions, expected.numpy(), rtol=1e-4, atol=1e-4)
+    assert set(seen) == {(10, 3)}
+
+
+def test_evaluation_loss_is_the_mean_member_loss_without_regularizer(tmp_path):
+    data = dataset("vit", 8)
+    model = tiny.ensemble("vit")
+    metrics = trainer_for(model, tmp_path, data, diversity_weight=10.0).evaluate()
+    with torch.no_grad():
+        expected = model(**{name: data[:][name] for name in data.column_names}).loss.item()
+    assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_prediction_without_labels(tmp_path):
+    data = dataset("bert", 6).remove_columns("labels")
+    prediction = trainer_for(tiny.ensemble("bert"), tmp_path, data).predict(data)
+    assert prediction.predictions.shape == (6, 3)
+    assert prediction.label_ids is None
+
+
+def test_best_model_is_loaded_at_the_end(tmp_path):
+    class WorseAndWorse(TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            metrics["eval_score"] = -state.global_step
+
+    model = tiny.ensemble("vit")
+    trainer = trainer_for(
+        model, tmp_path, dataset("vit"), eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
+        load_best_model_at_end=True, metric_for_best_model="score", greater_is_better=True,
+        trainer_kwargs={"callbacks": [WorseAndWorse()]},
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    best = load_file(tmp_path / "checkpoint-2" / "adapter_model.safetensors")
+    scaler = next(name for name in trained(model) if "sigma_norm_scaler" in name)
+    assert torch.equal(trained(model)[scaler], best[scaler.removesuffix(".default")])
+
+
+def test_recipe_is_written_into_the_adapter(tmp_path):
+    model = tiny.ensemble("bert", num_members=8)
+    trainer_for(model, tmp_path, dataset("bert"), max_steps=1, members_per_feature=2, seed=5).train()
+    model.save_pretrained(tmp_path / "adapter")
+    recipe = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["training_recipe"]
+    assert recipe["diversity_temperature"] == temperature_for_sharing(2, 8)
+    assert (recipe["diversity_weight"], recipe["members_per_feature"], recipe["seed"]) == (0.015, 2, 5)
+    assert recipe["train_examples"] == 16
+    assert str(tmp_path) not in json.dumps(recipe)
+
+
+def test_single_member_trains_without_regularizer(tmp_path):
+    trainer = trainer_for(tiny.ensemble("bert", num_members=1), tmp_path, dataset("bert"), max_steps=1)
+    trainer.train()
+    (logs,) = step_logs(trainer)
+    assert logs["loss"] == pytest.approx(logs["task_loss"], rel=1e-4)
+    assert "regularizer" not in logs
+
+
+def test_wrong_labels_are_refused_before_they_reach_the_device(tmp_path):
+    data = dataset("bert")
+    data = data.map(lambda row, i: {"labels": -1 if i == 9 else row["labels"]}, with_indices=True)
+    trainer = trainer_for(tiny.ensemble("bert"), tmp_path, data)
+    with pytest.raises(ValueError, match="Label -1 names none of the 3 classes"):
+        trainer.train()
+    with pytest.raises(ValueError, match="unlabelled test split"):
+        trainer.evaluate()
+
+
+def test_scalers_that_are_no_longer_finite_stop_the_training(tmp_path):
+    model = tiny.ensemble("bert")
+    with torch.no_grad():
+        next(p for n, p in model.named_parameters() if "sigma_norm_scaler" in n)[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="scalers are no longer finite"):
+        trainer_for(model, tmp_path, dataset("bert")).train()
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (lambda: tiny.base_model("bert"), {}, "no sigma-norm adapter"),
+        (lambda: tiny.ensemble("bert"), {"members_per_feature": 3}, "from 1 to 2 for 4 members"),
+        (lambda: tiny.ensemble("bert"), {"diversity_layers": ["nowhere"]}, "match no norm"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_model_are_refused(model, arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer_for(model(), tmp_path, dataset("bert"), **arguments)
+
+
+def test_gradient_checkpointing_through_the_trainer_changes_nothing(tmp_path):
+    runs = []
+    for checkpointing in (False, True):
+        set_seed(1)
+        model = tiny.ensemble("bert", base=WITHOUT_DROPOUT["bert"])
+        trainer = trainer_for(model, tmp_path, dataset("bert"), activation_checkpointing=checkpointing)
+        trainer.train()
+        runs.append(step_logs(trainer))
+    for plain, checkpointed in zip(*runs, strict=True):
+        assert checkpointed["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+        assert checkpointed["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
