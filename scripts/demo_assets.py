@@ -145,7 +145,11 @@ def sst2_like() -> DatasetDict:
         raise ValueError("The order of VADER's movie snippets is not that of version 3.3.2; clear the cache.")
     held_out_runs = {1: range(last_positive + 1, first_negative), 0: range(last_negative + 1, mixed_tail)}
 
-    splits: dict[str, list] = {"train": [(text, label, None) for text, label in train], "validation": [], "test": []}
+    splits: dict[str, list] = {
+        "train": [(text, label, None) for text, label in train],
+        "validation": [],
+        "test": [],
+    }
     seen = set(label_of)
     for label, positions in held_out_runs.items():
         rows = []

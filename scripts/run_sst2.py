@@ -7,8 +7,8 @@ Any text checkpoint and any text-classification dataset: an id on the Hub, or cs
     accelerate launch scripts/run_sst2.py --train_file train.csv --report_file test.csv --output_dir outputs/mine
 
 A calibration split is carved from the training data for the evaluations during training. The reported split is looked
-at once, at the end, and never used to choose anything. A run that was killed goes on from its last checkpoint when it is
-started again with the same arguments.
+at once, at the end, and never used to choose anything. A run that was killed goes on from its last checkpoint when it
+is started again with the same arguments.
 """
 
 import json
@@ -26,6 +26,7 @@ from rich.table import Table
 from transformers import DataCollatorWithPadding, HfArgumentParser, set_seed
 
 from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, ensemble_from_pretrained
+from sigma_nens_hf.checkpoints import last_complete_checkpoint
 from sigma_nens_hf.metrics import (
     accuracy,
     brier_score,
@@ -33,7 +34,6 @@ from sigma_nens_hf.metrics import (
     negative_log_likelihood,
     pairwise_disagreement,
 )
-from sigma_nens_hf.trainer import last_complete_checkpoint
 
 REPORT_FILE = "report.json"
 SETTINGS_FILE = "settings.json"
@@ -157,8 +157,8 @@ def check_splits(splits: DatasetDict, data_args: DataArguments) -> DatasetDict:
         unknown = {str(label) for label in splits["report"].unique(label_column)} - set(names)
         if unknown:
             raise ValueError(f"The reported split has labels that the training split has not: {sorted(unknown)}.")
-        as_text = {label_column: lambda row: {label_column: str(row[label_column])}}
-        splits = splits.map(as_text[label_column], desc="Labels").cast_column(label_column, ClassLabel(names=names))
+        splits = splits.map(lambda row: {label_column: str(row[label_column])}, desc="Labels")
+        splits = splits.cast_column(label_column, ClassLabel(names=names))
     if -1 in splits["report"].unique(label_column):
         raise ValueError(
             "The reported split holds labels of -1: it is unlabelled, as SST-2's test split is. Report on another one."
@@ -169,9 +169,7 @@ def check_splits(splits: DatasetDict, data_args: DataArguments) -> DatasetDict:
 def carve(splits: DatasetDict, data_args: DataArguments, seed: int) -> DatasetDict:
     """Carve the calibration split from the training split, then cut both to the wanted number of examples."""
     fraction, most = data_args.calibration_fraction, data_args.max_train_samples
-    parts = splits["train"].train_test_split(
-        test_size=fraction, seed=seed, stratify_by_column=data_args.label_column
-    )
+    parts = splits["train"].train_test_split(test_size=fraction, seed=seed, stratify_by_column=data_args.label_column)
     train, calibration = parts["train"], parts["test"]
     if most is not None and most < len(train):
         train = train.shuffle(seed=seed).select(range(most))
@@ -213,7 +211,7 @@ def run(
             continue
         console.rule(f"{name}: {num_members} member{'s' if num_members > 1 else ''}")
         reports.append(train_stage(name, num_members, model_args, data_args, training_args, splits))
-    console.print(table_of(reports, splits["report"], training_args))
+    console.print(table_of(reports, training_args.seed))
     return reports
 
 
@@ -271,6 +269,7 @@ def train_stage(
     stage_dir = Path(training_args.output_dir) / name
     args = SigmaNEnsTrainingArguments(**{**_as_kwargs(training_args), "output_dir": str(stage_dir)})
     args.return_member_logits = True
+    args.dataloader_pin_memory = args.dataloader_pin_memory and args.device.type != "cpu"
     labels = splits["train"].features[data_args.label_column].names
     set_seed(args.seed)
     model, tokenizer = ensemble_from_pretrained(
@@ -312,18 +311,14 @@ def encode(splits: DatasetDict, tokenizer, data_args: DataArguments) -> DatasetD
 
     def tokenise(batch: dict) -> dict:
         second = batch[data_args.second_text_column] if data_args.second_text_column else None
-        encoded = tokenizer(
-            batch[data_args.text_column], second, truncation=True, max_length=data_args.max_seq_length
-        )
+        encoded = tokenizer(batch[data_args.text_column], second, truncation=True, max_length=data_args.max_seq_length)
         return {**encoded, "labels": batch[data_args.label_column]}
 
     columns = splits["train"].column_names
     return splits.map(tokenise, batched=True, remove_columns=columns, desc="Tokenising")
 
 
-def report_stage(
-    name: str, trainer: SigmaNEnsTrainer, dataset: Dataset, seconds: float, resumed: bool
-) -> StageReport:
+def report_stage(name: str, trainer: SigmaNEnsTrainer, dataset: Dataset, seconds: float, resumed: bool) -> StageReport:
     """Store the adapter and evaluate it on the reported split, once."""
     prediction = trainer.predict(dataset, metric_key_prefix="report")
     member_logits = torch.as_tensor(prediction.predictions)
@@ -354,23 +349,26 @@ def report_stage(
     )
 
 
-def table_of(reports: list[StageReport], reported: Dataset, training_args: SigmaNEnsTrainingArguments) -> Table:
-    """Return the reports as a table, one row for every model."""
+def table_of(reports: list[StageReport], seed: int) -> Table:
+    """Return the reports as a table, one column for every model."""
     table = Table(
-        title=f"{len(reported):,} held-out examples, seed {training_args.seed}",
-        caption="NLL in nats, ECE over 15 bins; lower is better for NLL, ECE and Brier. One seed is no evidence.",
+        title=f"{reports[0].num_examples:,} held-out examples, seed {seed}",
+        caption="Lower is better but for accuracy. One seed is no evidence for a method.",
     )
-    for column in ("model", "members", "accuracy", "NLL", "ECE", "Brier", "disagreement", "training", "stored"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    table.add_column("")
     for report in reports:
-        table.add_row(
-            report.name,
-            str(report.num_members),
-            *(f"{value:.4f}" for value in (report.accuracy, report.nll, report.ece, report.brier)),
-            f"{report.disagreement:.4f}" if report.num_members > 1 else "-",
-            f"{report.seconds:.0f} s" + (" (resumed)" if report.resumed else ""),
-            f"{report.adapter_bytes / 1024:,.0f} KiB",
-        )
+        table.add_column(f"{report.name} (M={report.num_members})", justify="right")
+    rows = {
+        "accuracy": lambda report: f"{report.accuracy:.4f}",
+        "NLL (nats)": lambda report: f"{report.nll:.4f}",
+        "ECE (15 bins)": lambda report: f"{report.ece:.4f}",
+        "Brier score": lambda report: f"{report.brier:.4f}",
+        "members disagree on": lambda report: f"{report.disagreement:.4f}" if report.num_members > 1 else "-",
+        "training time": lambda report: f"{report.seconds:.0f} s{' (resumed)' if report.resumed else ''}",
+        "stored adapter": lambda report: f"{report.adapter_bytes / 1024:,.0f} KiB",
+    }
+    for name, cell in rows.items():
+        table.add_row(name, *map(cell, reports))
     return table
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Load a saved ensemble and show of which sentences it is most and least in doubt.
 
-    python scripts/show_doubt.py outputs/quickstart/ensemble/adapter sentences.txt
+python scripts/show_doubt.py outputs/quickstart/ensemble/adapter sentences.txt
 """
 
 import argparse

@@ -60,9 +60,7 @@ class SigmaNormConfig(PeftConfig):
     target_modules: list[str] | str | None = field(
         default=None, metadata={"help": "Norms that carry members; None: all norms of the backbone."}
     )
-    exclude_modules: list[str] | str | None = field(
-        default=None, metadata={"help": "Norms that do not carry members."}
-    )
+    exclude_modules: list[str] | str | None = field(default=None, metadata={"help": "Norms that do not carry members."})
     branch_layer: int | None = field(
         default=None, metadata={"help": "First block whose norms carry members; None: all norms do."}
     )

@@ -7,9 +7,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .config import WHOLE_HEAD, SigmaNormConfig
+from .forward_pass import current_members, split_rows
 from .labels import LabelSet
 from .layer import MemberLayer, select_members
-from .members import current_members, split_rows
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,8 @@ def _shareable(model: PreTrainedModel, absent: set[str]) -> list[str]:
     lost = sorted(name for name in absent if name.startswith(backbone) and ".pooler" not in name)
     if lost:
         raise ValueError(
-            f"The checkpoint lacks weights of {type(model).__name__}'s backbone, or has them in another size: {lost[:5]} "
-            f"({len(lost)} modules). Is it a checkpoint of this architecture?"
+            f"The checkpoint lacks weights of {type(model).__name__}'s backbone, or has them in another size: "
+            f"{lost[:5]} ({len(lost)} modules). Is it a checkpoint of this architecture?"
         )
     return sorted(absent)
 
@@ -201,10 +201,10 @@ def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any]
         for name in _absent_modules(loading_info)
         if not any(f"{name}.".startswith(f"{module}.") for module in covered)
     }
-    unused_pooler = {name for name in _shareable(model, absent)}
-    if unused_pooler:
+    lacking = _shareable(model, absent)
+    if lacking:
         raise ValueError(
-            f"The base model lacks {sorted(unused_pooler)}, which the adapter does not bring: it was trained over "
+            f"The base model lacks {lacking}, which the adapter does not bring: it was trained over "
             f"another checkpoint than {model.name_or_path}."
         )
 

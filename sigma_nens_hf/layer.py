@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from .config import SigmaNormConfig
-from .members import current_members, split_rows
+from .forward_pass import current_members, split_rows
 
 
 class MemberLayer(nn.Module, BaseTunerLayer):
@@ -46,9 +46,7 @@ class MemberLayer(nn.Module, BaseTunerLayer):
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
-    def _move_adapter_to_device_of_base_layer(
-        self, adapter_name: str, device: torch.device | None = None
-    ) -> None:
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
         """Move the parameters, but leave them in fp32; peft's own version rounds them to the base's dtype."""
         device = device or self.base_layer.weight.device
         for name in self.adapter_layer_names:
@@ -121,9 +119,7 @@ class SigmaNormLayer(MemberLayer):
         if config.member_bias and self.base_layer.bias is not None:
             bias = self.base_layer.bias.detach().float().repeat(num_members, 1)
         self.init_scaler[adapter_name] = config.init_scaler
-        self.add_parameters(
-            adapter_name, config, sigma_norm_scaler=config.init_scaler + noise, sigma_norm_bias=bias
-        )
+        self.add_parameters(adapter_name, config, sigma_norm_scaler=config.init_scaler + noise, sigma_norm_bias=bias)
 
     def gates(self, adapter_name: str) -> torch.Tensor:
         """Return sigmoid(g), (M, D), fp32, each in (0, 1)."""

@@ -10,6 +10,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
+from .adapter_weights import check_finite, check_weights
 from .config import SigmaNormConfig
 from .heads import HeadPlan, MemberHead, plan_head, size_shared_head
 from .labels import LabelSet
@@ -18,6 +19,7 @@ from .members import base_model_of, install_hooks, remove_hooks
 from .norms import find_norms
 from .outputs import MEMBER_LOGITS
 from .registration import PARAMETER_PREFIX
+from .shared_modules import resolve_shared_modules
 from .version import __version__
 
 
@@ -37,7 +39,6 @@ class SigmaNormModel(BaseTuner):
 
     prefix = PARAMETER_PREFIX
     tuner_layer_cls = MemberLayer
-    target_module_mapping: dict[str, list[str]] = {}
 
     # Settled for the adapter that is being injected, when peft asks for every module whether it is a target.
     _norm_names: frozenset[str] = frozenset()
@@ -82,7 +83,7 @@ class SigmaNormModel(BaseTuner):
                 f"({type(model).__name__}) there are {len(norms)}. Load it over its own base, "
                 f"{peft_config.base_model_name_or_path}, and make a new SigmaNormConfig for every other one."
             )
-        shared = _resolve_shared_modules(model, peft_config, plan, norms)
+        shared = resolve_shared_modules(model, peft_config, plan, norms)
         labels = LabelSet.of_adapter(peft_config, default=self._base_labels)
         size_shared_head(model, plan, labels)
 
@@ -224,7 +225,7 @@ class SigmaNormModel(BaseTuner):
         if safe_merge:
             for layer in layers:
                 for parameter in layer.parameters():
-                    _check_finite(type(layer).__name__, parameter)
+                    check_finite(type(layer).__name__, parameter)
         for layer in layers:
             layer.set_member(names[0], member)
         labels = LabelSet.of_adapter(config, default=self._base_labels)
@@ -250,28 +251,14 @@ class SigmaNormModel(BaseTuner):
             ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
         """
         remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
-        expected = {
-            key: parameter.shape
-            for key, parameter in model.state_dict().items()
-            if f".{adapter_name}." in f"{key}." and (f".{PARAMETER_PREFIX}" in key or ".modules_to_save." in key)
+        shapes = {
+            key: tensor.shape
+            for key, tensor in model.state_dict().items()
+            if (f".{PARAMETER_PREFIX}" in key and key.endswith(f".{adapter_name}"))
+            or f".modules_to_save.{adapter_name}." in key
         }
-        problems = [f"missing: {key}" for key in sorted(expected.keys() - remapped.keys())]
-        problems += [f"unexpected: {key}" for key in sorted(remapped.keys() - expected.keys())]
-        problems += [
-            f"{key} has shape {tuple(remapped[key].shape)}, the model needs {tuple(shape)}"
-            for key, shape in expected.items()
-            if key in remapped and remapped[key].shape != shape
-        ]
-        if problems:
-            more = f"\n  ... and {len(problems) - 10} more" if len(problems) > 10 else ""
-            raise ValueError(
-                f"The adapter does not fit {type(base_model_of(model)).__name__} with {config.num_members} members; "
-                "is this its own base model, and are file and adapter_config.json of the same adapter?\n  "
-                + "\n  ".join(problems[:10])
-                + more
-            )
-        for key, tensor in remapped.items():
-            _check_finite(key, tensor)
+        architecture = type(base_model_of(model)).__name__
+        check_weights(remapped, shapes, f"{architecture} with {config.num_members} members")
         return remapped
 
 
@@ -296,33 +283,3 @@ def _check_base_model(model: nn.Module) -> None:
             "The base model already carries layers of another PEFT method. Merge or unload them first; stacking is "
             "not supported."
         )
-
-
-def _check_finite(name: str, tensor: torch.Tensor) -> None:
-    if not torch.isfinite(tensor).all():
-        raise ValueError(f"{name} holds numbers that are not finite; the adapter is damaged or its training diverged.")
-
-
-def _resolve_shared_modules(
-    model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan, norm_names: list[str]
-) -> list[str]:
-    """Return the full names of the modules that are trained as one copy shared by the members.
-
-    Raises:
-        ValueError: A named module does not exist, or overlaps with one that every member has of its own.
-    """
-    every_name = [name for name, _ in model.named_modules()]
-    resolved = [] if config.is_resolved else list(plan.shared)
-    for wanted in config.shared_modules:
-        found = [name for name in every_name if name == wanted or name.endswith(f".{wanted}")]
-        if not found:
-            raise ValueError(f"modules_to_save names {wanted!r}, but {type(model).__name__} has no such module.")
-        resolved += found
-    for name in resolved:
-        for owned in (*norm_names, *plan.member):
-            if f"{owned}.".startswith(f"{name}.") or f"{name}.".startswith(f"{owned}."):
-                raise ValueError(
-                    f"modules_to_save names {name!r}, but every member has its own {owned!r}. Leave that out with "
-                    "`exclude_modules` or `member_heads`, or do not share the module."
-                )
-    return list(dict.fromkeys(resolved))

@@ -91,8 +91,7 @@ def realized_sharing(
         ValueError: `layers` matches no norm.
     """
     owners = {
-        name: (gates > _OWNERSHIP * gates.amax(0)).float().sum(0)
-        for name, gates in member_gates(model, layers).items()
+        name: (gates > _OWNERSHIP * gates.amax(0)).float().sum(0) for name, gates in member_gates(model, layers).items()
     }
     if per_layer:
         return {name: counts.mean().item() for name, counts in owners.items()}

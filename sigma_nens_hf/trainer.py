@@ -1,23 +1,19 @@
 """A transformers Trainer that trains members towards the task and apart from each other."""
 
-import json
-import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import EvalPrediction, Trainer
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from .labels import IGNORED_LABEL, check_labels
+from .checkpoints import last_complete_checkpoint
+from .evaluation import LabelCheckingCollator, ensemble_metrics
 from .layer import MemberLayer
 from .members import active_config, base_model_of, problem_type_of
-from .metrics import accuracy, expected_calibration_error, negative_log_likelihood
-from .outputs import MEMBER_LOGITS, ensemble_logits
+from .outputs import MEMBER_LOGITS
 from .regularizer import diversity_regularizer, member_gates, realized_sharing
 from .training_args import SigmaNEnsTrainingArguments
 from .uncertainty import member_disagreement
@@ -51,7 +47,7 @@ class SigmaNEnsTrainer(Trainer):
         member_gates(model, args.diversity_layers)  # names that match no norm are refused before anything is done
         self._num_labels = adapter.num_labels
         super().__init__(model=model, args=args, **kwargs)
-        self.data_collator = _LabelCheckingCollator(self.data_collator, base_model)
+        self.data_collator = LabelCheckingCollator(self.data_collator, base_model)
         # Losses are means over a micro-batch, divided by the number of accumulation steps afterwards. Left to itself,
         # the Trainer takes BERT, whose forward accepts any keyword, for a model that scales its own loss.
         self.model_accepts_loss_kwargs = False
@@ -111,15 +107,20 @@ class SigmaNEnsTrainer(Trainer):
             optimizer_class, optimizer_kwargs = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         if not isinstance(optimizer_class, type) or {"params", "model", "optimizer_dict"} & optimizer_kwargs.keys():
             raise ValueError(
-                f"optim={self.args.optim!s} chooses its own parameters and cannot keep the learning rates of scalers and "
-                "heads apart; use one such as 'adamw_torch'."
+                f"optim={self.args.optim!s} chooses its own parameters and cannot keep the learning rates of scalers "
+                "and heads apart; use one such as 'adamw_torch'."
             )
         self.optimizer = optimizer_class(self._parameter_groups(model or self.model), **optimizer_kwargs)
         return self.optimizer
 
     def _parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         args = self.args
-        kinds: dict[str, list[nn.Parameter]] = {"members": [], "scalers": [], "shared": [], "shared_biases": []}
+        kinds: dict[str, list[nn.Parameter]] = {
+            "members": [],
+            "scalers": [],
+            "shared": [],
+            "shared_biases": [],
+        }
         owned = {
             id(parameter): "scalers" if "sigma_norm_scaler" in name else "members"
             for layer in model.modules()
@@ -237,7 +238,11 @@ class SigmaNEnsTrainer(Trainer):
         super().log(logs, start_time)
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Evaluate one batch; see `transformers.Trainer.prediction_step`."""
         if self.args.return_member_logits:
@@ -247,96 +252,20 @@ class SigmaNEnsTrainer(Trainer):
 
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, **kwargs: Any
-    ) -> PredictionOutput:
+    ) -> EvalLoopOutput:
         """Run an evaluation; see `transformers.Trainer.evaluation_loop`."""
         user_metrics = self.compute_metrics
         if self.args.batch_eval_metrics or self.preprocess_logits_for_metrics is not None:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
         if user_metrics is None:
             prediction_loss_only = None  # the ensemble's own metrics need the logits
-        self.compute_metrics = partial(_ensemble_metrics, user_metrics, self.model, self.args.return_member_logits)
+        self.compute_metrics = partial(ensemble_metrics, user_metrics, self.model, self.args.return_member_logits)
         try:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
         finally:
             self.compute_metrics = user_metrics
 
 
-def last_complete_checkpoint(output_dir: str | os.PathLike) -> str | None:
-    """Return the last checkpoint in a folder that was written to its end, None where there is none.
-
-    Trainer writes its state file last; a checkpoint without it was cut off.
-
-    Args:
-        output_dir: The trainer's output folder.
-    """
-    if not os.path.isdir(output_dir):
-        return None
-    steps = {}
-    for name in os.listdir(output_dir):
-        prefix, _, step = name.rpartition("-")
-        folder = os.path.join(output_dir, name)
-        state_file = os.path.join(folder, TRAINER_STATE_NAME)
-        if prefix == PREFIX_CHECKPOINT_DIR and step.isdigit() and _is_json(state_file):
-            steps[int(step)] = folder
-    return steps[max(steps)] if steps else None
-
-
-def _is_json(path: str) -> bool:
-    try:
-        with open(path, encoding="utf-8") as file:
-            json.load(file)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _ensemble_metrics(
-    user_metrics: Callable | None, model: nn.Module, has_member_logits: bool, prediction: EvalPrediction
-) -> dict[str, float]:
-    """Return the ensemble's NLL, accuracy and ECE beside what the user's function makes of the same logits."""
-    problem_type = problem_type_of(model.config)
-    logits = prediction.predictions
-    if isinstance(logits, tuple):
-        logits = logits[0]
-    if has_member_logits:
-        logits = ensemble_logits(torch.as_tensor(logits), problem_type).numpy()
-        prediction = EvalPrediction(
-            predictions=logits, label_ids=prediction.label_ids, inputs=prediction.inputs, losses=prediction.losses
-        )
-    metrics = {}
-    if problem_type == "single_label_classification":
-        labels = prediction.label_ids.reshape(-1)
-        labelled = labels != IGNORED_LABEL
-        probabilities = torch.as_tensor(logits).double().softmax(-1).flatten(0, -2)[labelled]
-        metrics = {
-            "nll": negative_log_likelihood(probabilities, labels[labelled]),
-            "accuracy": accuracy(probabilities, labels[labelled]),
-            "ece": expected_calibration_error(probabilities, labels[labelled]),
-        }
-    return metrics | (user_metrics(prediction) if user_metrics is not None else {})
-
-
 def _with_logits(outputs: Any, rows: torch.Tensor) -> Any:
     """Return the model's outputs with the members' rows as `logits`, as a loss function expects them."""
     return type(outputs)(**{**outputs, "logits": rows})
-
-
-class _LabelCheckingCollator:
-    """Refuses labels that name no class while the batch is still on the CPU."""
-
-    def __init__(self, collator: Callable, base_model: nn.Module):
-        self.collator = collator
-        config = active_config(base_model)
-        self.num_labels, self.problem_type = config.num_labels, base_model.config.problem_type
-
-    def __call__(self, examples: list) -> Any:
-        batch = self.collator(examples)
-        labels = batch.get("labels")
-        if labels is not None:
-            check_labels(labels, self.num_labels, self.problem_type)
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "collator":
-            raise AttributeError(name)
-        return getattr(self.collator, name)

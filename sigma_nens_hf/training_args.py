@@ -38,9 +38,7 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         ValueError: Both a temperature and a number of members per feature are given, or a value is out of range.
     """
 
-    diversity_weight: float = field(
-        default=0.015, metadata={"help": "Weight lambda of the diversity regulariser."}
-    )
+    diversity_weight: float = field(default=0.015, metadata={"help": "Weight lambda of the diversity regulariser."})
     diversity_temperature: float | None = field(
         default=None, metadata={"help": "Softmax temperature tau of the regulariser; default .1."}
     )

@@ -9,11 +9,10 @@ import sys
 import textwrap
 
 import pytest
+import tiny
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-
-import tiny
 
 # Tiny tensors are slower on many threads, and tests share the machine with others.
 torch.set_num_threads(1)
@@ -35,7 +34,10 @@ def run_python(tmp_path):
         script.write_text(f"import torch\ntorch.set_num_threads({torch.get_num_threads()})\n" + textwrap.dedent(code))
         environment = {**os.environ, "PYTHONPATH": os.path.dirname(tiny.__file__)}
         done = subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True, env=environment
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=environment,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from sigma_nens_hf import SigmaNormConfig, SigmaNormLayer
-from sigma_nens_hf.members import ForwardPass, _InForwardPass
+from sigma_nens_hf.forward_pass import ForwardPass, InForwardPass
 
 
 def make_layer(weight, bias=True, **config):
@@ -18,7 +18,7 @@ def make_layer(weight, bias=True, **config):
 
 
 def call(layer, rows, members):
-    return _InForwardPass(layer, ForwardPass(0, members, len(rows), True, None))(rows)
+    return InForwardPass(layer, ForwardPass(0, members, len(rows), True, None))(rows)
 
 
 def reference(layer, rows, members):
@@ -71,18 +71,14 @@ def test_without_member_bias_members_share_the_base_bias():
     layer = make_layer([1.0, 2.0, 0.5], num_members=2, member_bias=False, init_scaler_std=1.0)
     assert "default" not in layer.sigma_norm_bias
     rows = torch.randn(4, 3)
-    torch.testing.assert_close(
-        call(layer, rows, (0, 1)).double(), reference(layer, rows, (0, 1)), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(call(layer, rows, (0, 1)).double(), reference(layer, rows, (0, 1)), rtol=1e-5, atol=1e-5)
 
 
 def test_norm_without_bias_gets_none():
     layer = make_layer([1.0, 2.0, 0.5], bias=False, num_members=2, init_scaler_std=1.0)
     assert "default" not in layer.sigma_norm_bias
     rows = torch.randn(4, 3)
-    torch.testing.assert_close(
-        call(layer, rows, (0, 1)).double(), reference(layer, rows, (0, 1)), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(call(layer, rows, (0, 1)).double(), reference(layer, rows, (0, 1)), rtol=1e-5, atol=1e-5)
 
 
 def test_parameters_are_stacked_and_named_after_the_method():

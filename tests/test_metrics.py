@@ -29,7 +29,9 @@ def test_agreement_with_torchmetrics_and_brute_force(seed):
     num_examples, num_classes = p.shape
     expected = reference.multiclass_accuracy(p, y, num_classes, average="micro").item()
     assert accuracy(p, y) == pytest.approx(expected)
-    assert negative_log_likelihood(p, y) == pytest.approx(-sum(math.log(p[i, y[i]]) for i in range(num_examples)) / num_examples)
+    assert negative_log_likelihood(p, y) == pytest.approx(
+        -sum(math.log(p[i, y[i]]) for i in range(num_examples)) / num_examples
+    )
     squares = sum((p[i, c] - float(c == y[i])) ** 2 for i in range(num_examples) for c in range(num_classes))
     assert brier_score(p, y) == pytest.approx(squares.item() / num_examples)
     for n_bins in (1, 10, 15):

@@ -18,8 +18,13 @@ from sigma_nens_hf import (
     realized_sharing,
     temperature_for_sharing,
 )
-from sigma_nens_hf.metrics import accuracy, expected_calibration_error, negative_log_likelihood, pairwise_disagreement
-from sigma_nens_hf.trainer import last_complete_checkpoint
+from sigma_nens_hf.checkpoints import last_complete_checkpoint
+from sigma_nens_hf.metrics import (
+    accuracy,
+    expected_calibration_error,
+    negative_log_likelihood,
+    pairwise_disagreement,
+)
 
 WITHOUT_DROPOUT = {
     "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -152,7 +157,11 @@ def test_shared_modules_have_their_own_rate_and_only_their_weights_decay(tmp_pat
     trainer = trainer_for(model, tmp_path, dataset("bert"), weight_decay=0.3)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [
-        (group["lr"], group["weight_decay"], sorted(names[id(p)].split("default")[-1] for p in group["params"]))
+        (
+            group["lr"],
+            group["weight_decay"],
+            sorted(names[id(p)].split("default")[-1] for p in group["params"]),
+        )
         for group in trainer.create_optimizer().param_groups
     ]
     assert groups[0][:2] == (2e-3, 0.0)

@@ -26,7 +26,12 @@ IMAGE_SIZE = 16
 VOCABULARY = 60
 PADDING = 1
 
-_TEXT = {"vocab_size": VOCABULARY, "pad_token_id": PADDING, "initializer_range": 0.6, "max_position_embeddings": 40}
+_TEXT = {
+    "vocab_size": VOCABULARY,
+    "pad_token_id": PADDING,
+    "initializer_range": 0.6,
+    "max_position_embeddings": 40,
+}
 _SHAPE = {
     "hidden_size": HIDDEN_SIZE,
     "num_hidden_layers": 2,
@@ -67,7 +72,9 @@ def base_model(architecture: str, num_labels: int = 3, seed: int = 0, **config):
     return model
 
 
-def inputs(architecture: str, batch_size: int = 5, num_labels: int = 3, seed: int = 1, with_labels: bool = True) -> dict:
+def inputs(
+    architecture: str, batch_size: int = 5, num_labels: int = 3, seed: int = 1, with_labels: bool = True
+) -> dict:
     generator = torch.Generator().manual_seed(seed)
     if architecture in IMAGE_ARCHITECTURES:
         batch = {"pixel_values": torch.randn(batch_size, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator)}

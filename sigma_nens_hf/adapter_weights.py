@@ -1,0 +1,48 @@
+"""Whether the weights of an adapter file are those that a model needs."""
+
+import torch
+
+_MOST_PROBLEMS_SHOWN = 10
+
+
+def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], target: str) -> None:
+    """Refuse weights that do not fit exactly.
+
+    Args:
+        weights: The weights of an adapter, by the model's keys.
+        shapes: What the model needs, by the same keys.
+        target: What the model is, for the error.
+
+    Raises:
+        ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
+    """
+    problems = [f"missing: {key}" for key in sorted(shapes.keys() - weights.keys())]
+    problems += [f"unexpected: {key}" for key in sorted(weights.keys() - shapes.keys())]
+    problems += [
+        f"{key} has shape {tuple(weights[key].shape)}, the model needs {tuple(shape)}"
+        for key, shape in shapes.items()
+        if key in weights and weights[key].shape != shape
+    ]
+    if problems:
+        rest = len(problems) - _MOST_PROBLEMS_SHOWN
+        shown = problems[:_MOST_PROBLEMS_SHOWN] + ([f"... and {rest} more"] if rest > 0 else [])
+        raise ValueError(
+            f"The adapter does not fit {target}; is this its own base model, and are its file and its "
+            "adapter_config.json of the same adapter?\n  " + "\n  ".join(shown)
+        )
+    for key, tensor in weights.items():
+        check_finite(key, tensor)
+
+
+def check_finite(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that holds NaN or infinity.
+
+    Args:
+        name: Its name, for the error.
+        tensor: The tensor.
+
+    Raises:
+        ValueError: It does.
+    """
+    if not torch.isfinite(tensor).all():
+        raise ValueError(f"{name} holds numbers that are not finite; the adapter is damaged or its training diverged.")

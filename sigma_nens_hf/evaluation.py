@@ -1,0 +1,68 @@
+"""What the trainer adds to every evaluation: the ensemble's own metrics, and a look at the labels first."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import EvalPrediction
+
+from .labels import IGNORED_LABEL, check_labels
+from .members import active_config, problem_type_of
+from .metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from .outputs import ensemble_logits
+
+
+def ensemble_metrics(
+    user_metrics: Callable | None, model: nn.Module, has_member_logits: bool, prediction: EvalPrediction
+) -> dict[str, float]:
+    """Return the ensemble's NLL, accuracy and ECE beside what the user's function makes of the same logits."""
+    problem_type = problem_type_of(model.config)
+    logits = prediction.predictions
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    if has_member_logits:
+        logits = ensemble_logits(torch.as_tensor(logits), problem_type).numpy()
+        prediction = EvalPrediction(
+            predictions=logits,
+            label_ids=prediction.label_ids,
+            inputs=prediction.inputs,
+            losses=prediction.losses,
+        )
+    metrics = {}
+    if problem_type == "single_label_classification":
+        labels = prediction.label_ids.reshape(-1)
+        labelled = labels != IGNORED_LABEL
+        probabilities = torch.as_tensor(logits).double().softmax(-1).flatten(0, -2)[labelled]
+        metrics = {
+            "nll": negative_log_likelihood(probabilities, labels[labelled]),
+            "accuracy": accuracy(probabilities, labels[labelled]),
+            "ece": expected_calibration_error(probabilities, labels[labelled]),
+        }
+    return metrics | (user_metrics(prediction) if user_metrics is not None else {})
+
+
+class LabelCheckingCollator:
+    """Refuses labels that name no class while the batch is still on the CPU."""
+
+    def __init__(self, collator: Callable, base_model: nn.Module):
+        self.collator = collator
+        config = active_config(base_model)
+        self.num_labels, self.problem_type = config.num_labels, base_model.config.problem_type
+
+    def __call__(self, examples: list) -> Any:
+        """Collate and check one batch.
+
+        Raises:
+            ValueError: A label names no class.
+        """
+        batch = self.collator(examples)
+        labels = batch.get("labels")
+        if labels is not None:
+            check_labels(labels, self.num_labels, self.problem_type)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "collator":
+            raise AttributeError(name)
+        return getattr(self.collator, name)

@@ -1,0 +1,117 @@
+"""The forward pass that is under way: which members take part in it, and in which rows.
+
+The rows of a batch of B examples are repeated M times, member-major: row m * B + b is example b as member m sees it.
+Layers that hold members ask `current_members`, which raises outside a forward pass of their whole model: a batch must
+never be split over members by accident.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """One call of a base model, between its two hooks.
+
+    Attributes:
+        model: `id` of the base model.
+        members: The members that take part, in the order of their rows; None where adapters are disabled.
+        num_rows: Rows of the expanded batch, len(members) * B.
+        return_dict: Whether the caller wants an output object; None leaves it to the model's config.
+        outer: The call around this one, if any.
+    """
+
+    model: int
+    members: tuple[int, ...] | None
+    num_rows: int
+    return_dict: bool | None
+    outer: "ForwardPass | None"
+
+
+# Thread-local rather than context variables: torch.compile traces and guards them without a graph break.
+class _ThreadState(threading.local):
+    forward_pass: ForwardPass | None = None
+    subsets: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+state = _ThreadState()
+
+
+def current_members() -> tuple[int, ...]:
+    """Return the members of the forward pass that is under way in this thread.
+
+    Raises:
+        RuntimeError: No base model with a sigma-norm adapter is being called.
+    """
+    forward_pass = state.forward_pass
+    if forward_pass is None or forward_pass.members is None:
+        raise RuntimeError(
+            "A layer that holds ensemble members was called outside a forward pass of its whole model, so its rows "
+            "cannot be told apart by member. Call the model itself instead of one of its inner modules, or call the "
+            "inner module with the adapter disabled (`with model.disable_adapter():`)."
+        )
+    return forward_pass.members
+
+
+def split_rows(rows: torch.Tensor, num_members: int) -> torch.Tensor:
+    """View (M * B, ...) rows as (M, B, ...).
+
+    Args:
+        rows: Expanded rows, member-major.
+        num_members: The number of members in the rows.
+
+    Raises:
+        RuntimeError: The number of rows is no multiple of the number of members.
+    """
+    if rows.shape[0] % num_members:
+        raise RuntimeError(
+            f"{rows.shape[0]} rows cannot belong to {num_members} members. The model reshapes its batch in a way "
+            "that members in the batch do not survive; exclude the layer with `exclude_modules`."
+        )
+    return rows.unflatten(0, (num_members, -1))
+
+
+def replay_blocks_with_members(base_model: nn.Module) -> None:
+    """Let blocks under activation checkpointing remember the forward pass that they belong to.
+
+    Backward runs a block again after the forward pass has ended, maybe on another thread, maybe under another
+    `member_subset`. The checkpointing function that transformers sets on a block is the one place that sees both runs.
+    """
+    for module in base_model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            function = getattr(module, "_gradient_checkpointing_func", None)
+            if function is not None and not isinstance(function, CheckpointWithMembers):
+                module._gradient_checkpointing_func = CheckpointWithMembers(function)
+
+
+class CheckpointWithMembers:
+    """A checkpointing function whose second run sees the members of the first."""
+
+    def __init__(self, checkpoint: Callable):
+        self.checkpoint = checkpoint
+
+    def __call__(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Checkpoint a function of the block."""
+        return self.checkpoint(InForwardPass(function, state.forward_pass), *args, **kwargs)
+
+
+class InForwardPass:
+    """A function that is always run as part of one given forward pass."""
+
+    def __init__(self, function: Callable, forward_pass: ForwardPass | None):
+        self.function = function
+        self.forward_pass = forward_pass
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        before = state.forward_pass
+        state.forward_pass = self.forward_pass
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            state.forward_pass = before
