@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Fine-tune a sigma-norm ensemble for text classification and report it beside a single model trained the same way.
 
-Any text checkpoint and any text-classification dataset: an id on the Hub, or csv or json files.
+Any text checkpoint and any text-classification dataset: an id on the Hub, or csv, json or parquet files.
 
     python scripts/run_sst2.py --model_name_or_path google-bert/bert-base-uncased --output_dir outputs/sst2
     accelerate launch scripts/run_sst2.py --train_file train.csv --report_file test.csv --output_dir outputs/mine
@@ -67,8 +67,8 @@ class DataArguments:
         default="stanfordnlp/sst2", metadata={"help": "Dataset id on the Hub; ignored with train_file."}
     )
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    train_file: str | None = field(default=None, metadata={"help": "csv or json file to train on."})
-    report_file: str | None = field(default=None, metadata={"help": "csv or json file to report on."})
+    train_file: str | None = field(default=None, metadata={"help": "csv, json or parquet file to train on."})
+    report_file: str | None = field(default=None, metadata={"help": "csv, json or parquet file to report on."})
     report_split: str = field(default="validation", metadata={"help": "Split of the dataset to report on."})
     text_column: str = field(default="sentence", metadata={"help": "Column of the text."})
     second_text_column: str | None = field(default=None, metadata={"help": "Column of a second text, for pairs."})
@@ -128,8 +128,8 @@ def load_splits(data_args: DataArguments) -> DatasetDict:
             raise ValueError("With train_file, report_file must be given as well.")
         files = {"train": data_args.train_file, "report": data_args.report_file}
         kinds = {Path(path).suffix.lstrip(".").replace("jsonl", "json") for path in files.values()}
-        if len(kinds) != 1 or not kinds <= {"csv", "json"}:
-            raise ValueError(f"train_file and report_file must both be csv or both be json, got {files}.")
+        if len(kinds) != 1 or not kinds <= {"csv", "json", "parquet"}:
+            raise ValueError(f"train_file and report_file must both be csv, json or parquet, got {files}.")
         splits = load_dataset(kinds.pop(), data_files=files)
     else:
         dataset = load_dataset(data_args.dataset_name, data_args.dataset_config_name)

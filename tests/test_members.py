@@ -91,7 +91,7 @@ def test_inner_module_called_on_its_own_raises(architecture, batch_size):
 def test_failed_forward_leaves_the_guard_up():
     model = tiny.ensemble("bert")
     batch = tiny.inputs("bert", 4, with_labels=False)
-    with pytest.raises(ValueError, match="input_ids and inputs_embeds"):
+    with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
         model(**batch, inputs_embeds=torch.zeros(4, 11, tiny.HIDDEN_SIZE))
     with pytest.raises(RuntimeError, match="outside a forward pass"):
         base_model_of(model).bert(**batch)

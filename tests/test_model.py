@@ -236,9 +236,9 @@ def test_several_adapters_with_different_members_and_labels():
 def test_unload_leaves_no_trace():
     base = tiny.base_model("bert", num_labels=2)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    config_before = base.config.to_dict()
     batch = tiny.inputs("bert", num_labels=2)
     expected = base(**batch).logits
+    config_before = base.config.to_dict()
     model = get_peft_model(base, SigmaNormConfig(id2label=LABELS, modules_to_save=["pooler"]))
     assert "member_logits" in model.config.keys_to_ignore_at_inference
     tiny.make_trainable_parts_random(model)

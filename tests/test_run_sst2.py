@@ -51,7 +51,7 @@ def parse(arguments):
 
 
 def test_files_to_reports_and_a_loadable_adapter(arguments, tmp_path, capsys):
-    single, ensemble = run_sst2.run(*parse(arguments))
+    single, ensemble = run_sst2.run(*parse([*arguments, "--num_train_epochs", "20"]))
     assert (single.name, single.num_members, ensemble.name, ensemble.num_members) == (
         "single",
         1,
@@ -149,7 +149,7 @@ def test_calibration_split_is_carved_from_train_alone(arguments):
     ("changes", "message"),
     [
         (["--text_column", "nowhere"], r"train split has no column \['nowhere'\]"),
-        (["--report_file", "other.json"], "both be csv or both be json"),
+        (["--report_file", "other.json"], "both be csv, json or parquet"),
     ],
 )
 def test_wrong_files_are_named(arguments, changes, message):
