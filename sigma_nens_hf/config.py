@@ -39,7 +39,8 @@ class SigmaNormConfig(PeftConfig):
         head_init: "fresh" draws member heads anew, "copy" copies the head of the model, which is right if it came
             with the checkpoint. "auto" is "fresh" here; only `ensemble_from_pretrained` can know better.
         modules_to_save: Modules that are trained as one copy shared by the members and saved with the adapter. The
-            projections of a fresh head that are not replicated are always among them.
+            projections of a fresh head that are not replicated are always among them; the head as a whole is the
+            business of `member_heads`, so naming "classifier" here changes nothing.
         num_labels: Number of classes C (outputs for regression). None: that of the model.
         id2label: Class index to name.
         label2id: Class name to index.

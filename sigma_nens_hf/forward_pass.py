@@ -19,7 +19,7 @@ class ForwardPass:
     """One call of a base model, between its two hooks.
 
     Attributes:
-        model: `id` of the base model.
+        model: The number that tells the base model from others; see `ExpandMembers.model_number`.
         members: The members that take part, in the order of their rows; None where adapters are disabled.
         num_rows: Rows of the expanded batch, len(members) * B.
         return_dict: Whether the caller wants an output object; None leaves it to the model's config.
@@ -33,10 +33,16 @@ class ForwardPass:
     outer: "ForwardPass | None"
 
 
-# Thread-local rather than context variables: torch.compile traces and guards them without a graph break.
 class _ThreadState(threading.local):
-    forward_pass: ForwardPass | None = None
-    subsets: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """What is under way in one thread.
+
+    Thread-local rather than a context variable, since torch.compile traces and guards it without a graph break; set in
+    `__init__`, since it guards attributes of instances only.
+    """
+
+    def __init__(self):
+        self.forward_pass: ForwardPass | None = None
+        self.subsets: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 state = _ThreadState()

@@ -1,5 +1,7 @@
 """The layer of the method: a normalisation whose gates and biases every member has of its own."""
 
+import math
+
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
@@ -136,8 +138,7 @@ class SigmaNormLayer(MemberLayer):
             The gain (K, D) in fp32, and the bias: (K, D) where members have their own, (1, D) where they share the
             base norm's, None where there is none.
         """
-        init_gate = torch.tensor(self.init_scaler[adapter_name]).sigmoid().item()
-        scale = self.base_layer.weight.float() / init_gate
+        scale = self.base_layer.weight.float() * (1 + math.exp(-self.init_scaler[adapter_name]))  # w / sigmoid(g0)
         gain = select_members(self.gates(adapter_name), members) * scale
         if adapter_name in self.sigma_norm_bias:
             return gain, select_members(self.sigma_norm_bias[adapter_name], members)

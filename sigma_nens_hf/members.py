@@ -5,6 +5,7 @@ model, so two hooks on that model serve them all.
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +20,8 @@ from .outputs import reduce_members
 
 # Arguments whose first dimension is never the batch, whatever their size.
 _NOT_BATCHED = frozenset({"head_mask", "cache_position", "logits_to_keep"})
+
+_model_numbers = itertools.count()
 
 
 @contextmanager
@@ -41,7 +44,7 @@ def member_subset(model: nn.Module, members: int | Sequence[int]) -> Iterator[No
             f"members must be different indices from 0 to {num_members - 1}, at least one, got {members!r}."
         )
     before = state.subsets
-    state.subsets = ((id(base_model), indices), *before)
+    state.subsets = ((_expanding_hook(base_model).model_number, indices), *before)
     try:
         yield
     finally:
@@ -70,8 +73,11 @@ def active_config(base_model: nn.Module) -> Any:
     Raises:
         ValueError: Not exactly one adapter is active.
     """
-    expand = next(hook for hook in base_model._forward_pre_hooks.values() if isinstance(hook, ExpandMembers))
-    return base_model.peft_config[expand.active_adapter(base_model)]
+    return base_model.peft_config[_expanding_hook(base_model).active_adapter(base_model)]
+
+
+def _expanding_hook(base_model: nn.Module) -> "ExpandMembers":
+    return next(hook for hook in base_model._forward_pre_hooks.values() if isinstance(hook, ExpandMembers))
 
 
 def install_hooks(base_model: nn.Module, layer_name: str) -> None:
@@ -103,10 +109,20 @@ def remove_hooks(base_model: nn.Module) -> None:
 
 
 class ExpandMembers:
-    """Forward-pre-hook of the base model: repeats the batch, once for every member that takes part."""
+    """Forward-pre-hook of the base model: repeats the batch, once for every member that takes part.
+
+    Attributes:
+        layer_name: Name of a layer that holds members.
+        model_number: Tells the model from all others of the process, its copies included. `id` would do as well, but
+            not in code that torch.compile has traced.
+    """
 
     def __init__(self, layer_name: str):
         self.layer_name = layer_name
+        self.model_number = next(_model_numbers)
+
+    def __reduce__(self) -> tuple:
+        return ExpandMembers, (self.layer_name,)  # a copy is another model
 
     def active_adapter(self, base_model: nn.Module) -> str:
         """Return the name of the active adapter.
@@ -121,17 +137,20 @@ class ExpandMembers:
 
     def __call__(self, base_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Bind the arguments to their names, repeat those that hold examples, and open the forward pass."""
-        kwargs = {**dict(zip(_parameter_names(type(base_model).forward), args, strict=False)), **kwargs}
+        if args:
+            kwargs = {**dict(zip(_parameter_names(type(base_model).forward), args, strict=False)), **kwargs}
         return_dict = kwargs.get("return_dict")
         if base_model.get_submodule(self.layer_name).disable_adapters:
-            state.forward_pass = ForwardPass(id(base_model), None, 0, return_dict, state.forward_pass)
+            state.forward_pass = ForwardPass(self.model_number, None, 0, return_dict, state.forward_pass)
             return (), kwargs
         config = base_model.peft_config[self.active_adapter(base_model)]
-        members = dict(reversed(state.subsets)).get(id(base_model)) or tuple(range(config.num_members))
+        members = dict(reversed(state.subsets)).get(self.model_number) or tuple(range(config.num_members))
         if kwargs.get("labels") is not None:
             check_labels(kwargs["labels"], config.num_labels, base_model.config.problem_type)
         batch_size = _batch_size(base_model, kwargs)
-        forward_pass = ForwardPass(id(base_model), members, len(members) * batch_size, return_dict, state.forward_pass)
+        forward_pass = ForwardPass(
+            self.model_number, members, len(members) * batch_size, return_dict, state.forward_pass
+        )
         expanded = {name: _repeat(name, value, batch_size, len(members)) for name, value in kwargs.items()}
         if base_model.training and torch.is_grad_enabled():
             replay_blocks_with_members(base_model)
@@ -145,7 +164,7 @@ class ReduceMembers:
     def __call__(self, base_model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """Close the forward pass, after a failure too, and return the ensemble's output."""
         forward_pass = state.forward_pass
-        if forward_pass is None or forward_pass.model != id(base_model):
+        if forward_pass is None or forward_pass.model != _expanding_hook(base_model).model_number:
             return None  # the forward failed before its members were in place
         state.forward_pass = forward_pass.outer
         if output is None or forward_pass.members is None:
@@ -153,6 +172,10 @@ class ReduceMembers:
         reduced = reduce_members(
             output, len(forward_pass.members), forward_pass.num_rows, problem_type_of(base_model.config)
         )
+        adapter = active_config(base_model)
+        if adapter.problem_type is None:
+            # A first batch with labels has just settled it; an adapter must say so to be self-contained.
+            adapter.problem_type = base_model.config.problem_type
         wants_object = forward_pass.return_dict
         if wants_object is None:
             wants_object = base_model.config.return_dict

@@ -45,7 +45,6 @@ class SigmaNEnsTrainer(Trainer):
         adapter = active_config(base_model)
         self._temperature = args.resolved_temperature(adapter.num_members) if adapter.num_members > 1 else None
         member_gates(model, args.diversity_layers)  # names that match no norm are refused before anything is done
-        self._num_labels = adapter.num_labels
         super().__init__(model=model, args=args, **kwargs)
         self.data_collator = LabelCheckingCollator(self.data_collator, base_model)
         # Losses are means over a micro-batch, divided by the number of accumulation steps afterwards. Left to itself,
@@ -195,6 +194,8 @@ class SigmaNEnsTrainer(Trainer):
     def _add_regularizer(self, task_loss: torch.Tensor, outputs: Any) -> torch.Tensor:
         args = self.args
         loss, regularizer = task_loss, torch.zeros((), device=task_loss.device)
+        # A loss that is scaled already is this micro-batch's share of the step's; all others `training_step` divides.
+        micro_batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
         if self._temperature is not None:
             regularizer = diversity_regularizer(
                 base_model_of(self.model),
@@ -202,12 +203,14 @@ class SigmaNEnsTrainer(Trainer):
                 reduction=args.diversity_reduction,
                 layers=args.diversity_layers,
             )
-            # `training_step` divides a loss that is not scaled yet, and the regulariser with it.
-            share = 1 / self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
-            loss = task_loss + args.diversity_weight * share * regularizer
+            loss = task_loss + args.diversity_weight / micro_batches * regularizer
         votes = outputs[MEMBER_LOGITS].detach().argmax(-1)
         parts = torch.stack(
-            [task_loss.detach().float(), regularizer.detach().float(), member_disagreement(votes).mean()]
+            [
+                task_loss.detach().float() * micro_batches,
+                regularizer.detach().float(),
+                member_disagreement(votes).mean(),
+            ]
         )
         self._parts_sum = parts if self._parts_sum is None else self._parts_sum + parts
         self._num_parts += 1

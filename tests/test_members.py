@@ -1,3 +1,4 @@
+import copy
 import pickle
 import threading
 
@@ -156,7 +157,7 @@ def test_checkpointed_blocks_are_replayed_with_the_members_of_their_forward(arch
         model = tiny.ensemble(architecture, base=_WITHOUT_DROPOUT[architecture])
         model.train()
         if checkpointing:
-            base_model_of(model).gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            base_model_of(model).activation_checkpointing_enable({"use_reentrant": use_reentrant})
             model.enable_input_require_grads()
         with member_subset(model, [3, 1]):
             loss = model(**tiny.inputs(architecture)).loss
@@ -217,3 +218,26 @@ def test_model_survives_pickle():
     assert torch.equal(copy(**batch).member_logits, model(**batch).member_logits)
     with pytest.raises(RuntimeError, match="outside a forward pass"):
         base_model_of(copy).bert(batch["input_ids"])
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@torch.no_grad()
+def test_compiled_model_is_one_graph_and_follows_a_switch_of_members(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture, with_labels=False)
+    expected = model(**batch).member_logits
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert tiny.relative_error(compiled(**batch).member_logits, expected) < TOLERANCE
+    with member_subset(model, [2, 0]):
+        assert tiny.relative_error(compiled(**batch).member_logits, expected[:, [2, 0]]) < TOLERANCE
+    assert tiny.relative_error(compiled(**batch).member_logits, expected) < TOLERANCE
+
+
+def test_copy_does_not_share_the_choice_of_members():
+    model = tiny.ensemble("bert")
+    other = copy.deepcopy(model)
+    batch = tiny.inputs("bert")
+    with member_subset(model, 0):
+        assert model(**batch).member_logits.shape[1] == 1
+        assert other(**batch).member_logits.shape[1] == 4

@@ -256,8 +256,8 @@ def test_custom_loss_sees_the_members_as_rows_and_accumulates_right(tmp_path):
         runs.append(step_logs(trainer))
     assert shapes == {((64, 3), (64,)), ((16, 3), (16,))}
     for one, four in zip(*runs, strict=True):
-        assert four["loss"] == pytest.approx(one["loss"], rel=2e-3)
-        assert four["grad_norm"] == pytest.approx(one["grad_norm"], rel=2e-3)
+        for name in ("loss", "grad_norm", "task_loss", "regularizer"):
+            assert four[name] == pytest.approx(one[name], rel=2e-3), name
 
 
 def test_evaluation_reports_the_ensemble_and_standard_metrics_go_on_working(tmp_path):
