@@ -236,6 +236,18 @@ class SigmaNormModel(BaseTuner):
         return model
 
     @classmethod
+    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Select the adapter's weights, and refuse to save what could not be loaded.
+
+        Raises:
+            ValueError: They hold numbers that are not finite.
+        """
+        weights = super()._get_adapter_state_dict(*args, **kwargs)
+        for key, tensor in weights.items():
+            check_finite(key, tensor)
+        return weights
+
+    @classmethod
     def _remap_adapter_state_dict_for_load(
         cls,
         model: nn.Module,

@@ -62,15 +62,36 @@ def diversity_regularizer(
         A scalar with gradients to the scalers. It is 0 for M = 1.
 
     Raises:
-        ValueError: tau is not finite and positive, the reduction is unknown, or `layers` matches no norm.
+        ValueError: tau is not finite and positive, the reduction is unknown, `layers` matches no norm, or scalers are
+            not finite (not looked at on an accelerator, which would have to be waited for).
     """
     _check_temperature(tau)
     if reduction not in DIVERSITY_REDUCTIONS:
         raise ValueError(f"reduction must be one of {DIVERSITY_REDUCTIONS}, got {reduction!r}.")
-    gates = torch.cat(list(member_gates(model, layers).values()), dim=1)
+    by_norm = member_gates(model, layers)
+    gates = torch.cat(list(by_norm.values()), dim=1)
+    if gates.device.type == "cpu":
+        check_gates(by_norm)
     with torch.autocast(gates.device.type, enabled=False):
         total = (gates.float() / tau).log_softmax(0).sum()
     return total / gates.shape[1] if reduction == "mean" else total
+
+
+def check_gates(gates: dict[str, torch.Tensor]) -> None:
+    """Refuse gates of scalers that are not finite.
+
+    Args:
+        gates: Gates by norm, as from `member_gates`.
+
+    Raises:
+        ValueError: Some are not; the message names their norms.
+    """
+    damaged = [name for name, values in gates.items() if not torch.isfinite(values).all()]
+    if damaged:
+        raise ValueError(
+            f"The scalers of {damaged[:3]} ({len(damaged)} norms) are not finite: the training has diverged or the "
+            "adapter is damaged. Lower scaler_learning_rate or learning_rate, or train in fp32."
+        )
 
 
 @torch.no_grad()

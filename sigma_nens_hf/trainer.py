@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import Trainer
@@ -14,7 +13,7 @@ from .evaluation import LabelCheckingCollator, ensemble_metrics
 from .layer import MemberLayer
 from .members import active_config, base_model_of, problem_type_of
 from .outputs import MEMBER_LOGITS
-from .regularizer import diversity_regularizer, member_gates, realized_sharing
+from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .training_args import SigmaNEnsTrainingArguments
 from .uncertainty import member_disagreement
 
@@ -31,16 +30,20 @@ class SigmaNEnsTrainer(Trainer):
 
     Args:
         model: A `PeftModel` with an active sigma-norm adapter.
-        args: The training arguments.
+        args: The training arguments. None: the defaults, with output in `tmp_trainer`, as in transformers.
         **kwargs: As for `transformers.Trainer`. A `compute_loss_func` is given the members' logits as the rows of one
             larger batch, labels repeated to match; as in transformers it must itself divide by
             `num_items_in_batch`.
 
     Raises:
         ValueError: The model carries no sigma-norm adapter, or the arguments do not fit it.
+        TypeError: The arguments are plain `TrainingArguments`.
     """
 
-    def __init__(self, model: nn.Module, args: SigmaNEnsTrainingArguments, **kwargs: Any):
+    def __init__(self, model: nn.Module, args: SigmaNEnsTrainingArguments | None = None, **kwargs: Any):
+        args = SigmaNEnsTrainingArguments("tmp_trainer") if args is None else args
+        if not isinstance(args, SigmaNEnsTrainingArguments):
+            raise TypeError(f"args must be SigmaNEnsTrainingArguments, got {type(args).__name__}.")
         base_model = base_model_of(model)
         adapter = active_config(base_model)
         self._temperature = args.resolved_temperature(adapter.num_members) if adapter.num_members > 1 else None
@@ -225,14 +228,10 @@ class SigmaNEnsTrainer(Trainer):
         if "loss" in logs and self._num_parts:
             means = self.accelerator.gather((self._parts_sum / self._num_parts)[None]).mean(0).tolist()
             parts = dict(zip(("task_loss", "regularizer", "disagreement"), means, strict=True))
-            if not np.isfinite(parts["regularizer"]):
-                raise ValueError(
-                    "The scalers are no longer finite: the training has diverged. Lower scaler_learning_rate or "
-                    "learning_rate, or train in fp32."
-                )
             if self._temperature is None:
                 parts = {"task_loss": parts["task_loss"]}
             else:
+                check_gates(member_gates(self.model, self.args.diversity_layers))
                 parts["realized_sharing"] = realized_sharing(self.model, layers=self.args.diversity_layers)
             if problem_type_of(self.model.config) != "single_label_classification":
                 parts.pop("disagreement", None)

@@ -158,6 +158,14 @@ def test_regularizer_stays_fp32_under_autocast():
     assert torch.equal(actual, expected)
 
 
+def test_scalers_that_are_not_finite_are_named():
+    model = tiny.ensemble("vit")
+    with torch.no_grad():
+        scalers(model)[2][1, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"scalers of \['.*'\] \(1 norms\) are not finite"):
+        diversity_regularizer(model, 0.1)
+
+
 def test_realized_sharing_counts_owners():
     model = tiny.ensemble("bert", num_members=4, init_scaler_std=0.0)
     assert realized_sharing(model) == 4

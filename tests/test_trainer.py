@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
-from transformers import TrainerCallback, set_seed
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from sigma_nens_hf import (
     SigmaNEnsTrainer,
@@ -357,8 +357,13 @@ def test_scalers_that_are_no_longer_finite_stop_the_training(tmp_path):
     model = tiny.ensemble("bert")
     with torch.no_grad():
         next(p for n, p in model.named_parameters() if "sigma_norm_scaler" in n)[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="scalers are no longer finite"):
+    with pytest.raises(ValueError, match=r"scalers of .*embeddings\.LayerNorm.* not finite"):
         trainer_for(model, tmp_path, dataset("bert")).train()
+
+
+def test_plain_arguments_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="must be SigmaNEnsTrainingArguments, got TrainingArguments"):
+        SigmaNEnsTrainer(model=tiny.ensemble("bert"), args=TrainingArguments(output_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
