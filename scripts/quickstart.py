@@ -65,7 +65,6 @@ def main(argv: list[str] | None = None) -> None:
             train_sampling_strategy="group_by_length",  # half of the tokens would be padding
             bf16=has_fast_bf16(),
             use_cpu=not torch.cuda.is_available(),
-            eval_strategy="epoch",
             save_steps=25,
             save_total_limit=2,
             logging_steps=25,

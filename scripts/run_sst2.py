@@ -6,8 +6,8 @@ Any text checkpoint and any text-classification dataset: an id on the Hub, or cs
     python scripts/run_sst2.py --model_name_or_path google-bert/bert-base-uncased --output_dir outputs/sst2
     accelerate launch scripts/run_sst2.py --train_file train.csv --report_file test.csv --output_dir outputs/mine
 
-A calibration split is carved from the training data for the evaluations during training. The reported split is looked
-at once, at the end, and never used to choose anything. A run that was killed goes on from its last checkpoint when it
+A calibration split is carved from the training data for evaluations during training and for a figure to choose by. The
+reported split is looked at once, at the end, and never used to choose anything. A run that was killed goes on from its last checkpoint when it
 is started again with the same arguments.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+from datasets import ClassLabel, DatasetDict, load_dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import DataCollatorWithPadding, HfArgumentParser, set_seed
@@ -92,6 +92,7 @@ class StageReport:
         num_members: Number of members M.
         accuracy: Share of right predictions.
         nll: Negative log-likelihood in nats.
+        calibration_nll: The same on the calibration split, to choose between settings by.
         ece: Expected calibration error, 15 bins.
         brier: Brier score.
         disagreement: Share of examples on which two members differ, mean over pairs.
@@ -105,6 +106,7 @@ class StageReport:
     num_members: int
     accuracy: float
     nll: float
+    calibration_nll: float
     ece: float
     brier: float
     disagreement: float
@@ -298,7 +300,7 @@ def train_stage(
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=checkpoint)
     seconds = time.perf_counter() - start
-    report = report_stage(name, trainer, encoded["report"], seconds, checkpoint is not None)
+    report = report_stage(name, trainer, encoded, seconds, checkpoint is not None)
     trainer.accelerator.wait_for_everyone()
     if args.should_save:
         _write_json(stage_dir / REPORT_FILE, asdict(report))
@@ -318,9 +320,12 @@ def encode(splits: DatasetDict, tokenizer, data_args: DataArguments) -> DatasetD
     return splits.map(tokenise, batched=True, remove_columns=columns, desc="Tokenising")
 
 
-def report_stage(name: str, trainer: SigmaNEnsTrainer, dataset: Dataset, seconds: float, resumed: bool) -> StageReport:
+def report_stage(
+    name: str, trainer: SigmaNEnsTrainer, encoded: DatasetDict, seconds: float, resumed: bool
+) -> StageReport:
     """Store the adapter and evaluate it on the reported split, once."""
-    prediction = trainer.predict(dataset, metric_key_prefix="report")
+    calibration = trainer.predict(encoded["calibration"], metric_key_prefix="calibration")
+    prediction = trainer.predict(encoded["report"], metric_key_prefix="report")
     member_logits = torch.as_tensor(prediction.predictions)
     probabilities = member_logits.double().softmax(-1).mean(1)
     labels = prediction.label_ids
@@ -339,6 +344,7 @@ def report_stage(name: str, trainer: SigmaNEnsTrainer, dataset: Dataset, seconds
         num_members=member_logits.shape[1],
         accuracy=accuracy(probabilities, labels),
         nll=negative_log_likelihood(probabilities, labels),
+        calibration_nll=calibration.metrics["calibration_nll"],
         ece=expected_calibration_error(probabilities, labels),
         brier=brier_score(probabilities, labels),
         disagreement=pairwise_disagreement(member_logits.argmax(-1)),
@@ -361,6 +367,7 @@ def table_of(reports: list[StageReport], seed: int) -> Table:
     rows = {
         "accuracy": lambda report: f"{report.accuracy:.4f}",
         "NLL (nats)": lambda report: f"{report.nll:.4f}",
+        "NLL, calibration split": lambda report: f"{report.calibration_nll:.4f}",
         "ECE (15 bins)": lambda report: f"{report.ece:.4f}",
         "Brier score": lambda report: f"{report.brier:.4f}",
         "members disagree on": lambda report: f"{report.disagreement:.4f}" if report.num_members > 1 else "-",
