@@ -29,7 +29,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=4, help="number of members M (default: 4)")
     parser.add_argument("--tau", type=float, default=0.1, help="diversity temperature (default: .1)")
-    parser.add_argument("--epochs", type=float, default=2, help="passes over the training sentences (default: 2)")
+    parser.add_argument("--epochs", type=float, default=3, help="passes over the training sentences (default: 3)")
     parser.add_argument("--seed", type=int, default=42, help="seed of data order and initialisation (default: 42)")
     parser.add_argument("--full", action="store_true", help=f"train on all sentences instead of {SENTENCES:,}")
     parser.add_argument("--sentences", type=int, default=SENTENCES, help=argparse.SUPPRESS)

@@ -6,9 +6,9 @@ Any text checkpoint and any text-classification dataset: an id on the Hub, or cs
     python scripts/run_sst2.py --model_name_or_path google-bert/bert-base-uncased --output_dir outputs/sst2
     accelerate launch scripts/run_sst2.py --train_file train.csv --report_file test.csv --output_dir outputs/mine
 
-A calibration split is carved from the training data for evaluations during training and for a figure to choose by. The
-reported split is looked at once, at the end, and never used to choose anything. A run that was killed goes on from its last checkpoint when it
-is started again with the same arguments.
+A calibration split is carved from the training data for evaluations during training and for a figure to choose by.
+The reported split is looked at once, at the end, and never used to choose anything. A run that was killed goes on from
+its last checkpoint when it is started again with the same arguments.
 """
 
 import json
