@@ -14,7 +14,7 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
         target: What the model is, for the error.
 
     Raises:
-        ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
+        ValueError: Keys are missing, unexpected, of another shape, or hold numbers that are no finite floats.
     """
     problems = [f"missing: {key}" for key in sorted(shapes.keys() - weights.keys())]
     problems += [f"unexpected: {key}" for key in sorted(weights.keys() - shapes.keys())]
@@ -23,6 +23,7 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
         for key, shape in shapes.items()
         if key in weights and weights[key].shape != shape
     ]
+    problems += [f"{key} holds {weight.dtype}" for key, weight in weights.items() if not weight.is_floating_point()]
     if problems:
         rest = len(problems) - _MOST_PROBLEMS_SHOWN
         shown = problems[:_MOST_PROBLEMS_SHOWN] + ([f"... and {rest} more"] if rest > 0 else [])

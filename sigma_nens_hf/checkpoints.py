@@ -22,15 +22,14 @@ def last_complete_checkpoint(output_dir: str | os.PathLike) -> str | None:
         prefix, _, step = name.rpartition("-")
         folder = os.path.join(output_dir, name)
         state_file = os.path.join(folder, TRAINER_STATE_NAME)
-        if prefix == PREFIX_CHECKPOINT_DIR and step.isdigit() and _is_json(state_file):
+        if prefix == PREFIX_CHECKPOINT_DIR and step.isdigit() and _is_whole(state_file):
             steps[int(step)] = folder
     return steps[max(steps)] if steps else None
 
 
-def _is_json(path: str) -> bool:
+def _is_whole(state_file: str) -> bool:
     try:
-        with open(path, encoding="utf-8") as file:
-            json.load(file)
-    except (OSError, ValueError):
+        with open(state_file, encoding="utf-8") as file:
+            return "global_step" in json.load(file)
+    except (OSError, ValueError, TypeError):
         return False
-    return True

@@ -8,12 +8,15 @@ from peft import PeftConfig
 
 from .registration import extend_peft_type
 
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 HEAD_INITIALISATIONS = ("auto", "fresh", "copy")
 WHOLE_HEAD = "all"
 
 # peft appends these two names to `modules_to_save` whenever `task_type` is "SEQ_CLS" or "TOKEN_CLS", which would
 # wrap the head over the member heads. They carry no wish of the user: the head is always trained here.
 _NAMES_ADDED_BY_PEFT = frozenset({"classifier", "score"})
+_LARGEST_INIT_SCALER = 16.0
+_TASK_TYPES = (None, "SEQ_CLS")
 # Stands for "no module at all": peft fails on a task model whose `modules_to_save` is empty.
 _NO_MODULE = "sigma_norm_no_module"
 
@@ -47,6 +50,7 @@ class SigmaNormConfig(PeftConfig):
         problem_type: "single_label_classification", "multi_label_classification" or "regression", as in
             transformers.
         base_model_type: `model_type` of the base model; filled on injection.
+        base_model_class: Class of the base model; filled on injection.
         num_adapted_norms: Number of norms that carry members; filled on injection and checked on loading.
         calibration_temperature: Softmax temperature fitted on held-out data, None where none was.
         training_recipe: How the adapter was trained (tau, lambda, data, seed); filled by the trainer.
@@ -80,6 +84,7 @@ class SigmaNormConfig(PeftConfig):
     label2id: dict[str, int] | None = field(default=None, metadata={"help": "Class name to index."})
     problem_type: str | None = field(default=None, metadata={"help": "As in transformers."})
     base_model_type: str | None = field(default=None, metadata={"help": "Filled on injection."})
+    base_model_class: str | None = field(default=None, metadata={"help": "Filled on injection."})
     num_adapted_norms: int | None = field(default=None, metadata={"help": "Filled on injection."})
     calibration_temperature: float | None = field(default=None, metadata={"help": "Softmax temperature."})
     training_recipe: dict[str, Any] | None = field(default=None, metadata={"help": "Filled by the trainer."})
@@ -92,15 +97,19 @@ class SigmaNormConfig(PeftConfig):
         self._check_numbers()
         self._normalise_labels()
         # A saved config lists exactly the modules that its file holds; read it before peft appends to it.
-        self._exact_shared_modules = tuple(self.modules_to_save or ()) if self.is_resolved else None
+        saved = tuple(name for name in self.modules_to_save or () if name != _NO_MODULE)
+        self._exact_shared_modules = saved if self.is_resolved else None
         if self.modules_to_save is not None:
             self.modules_to_save = list(self.modules_to_save) or [_NO_MODULE]
 
     def _check_numbers(self) -> None:
         if isinstance(self.num_members, bool) or not isinstance(self.num_members, int) or self.num_members < 1:
             raise ValueError(f"num_members must be a whole number of at least 1, got {self.num_members!r}.")
-        if not math.isfinite(self.init_scaler):
-            raise ValueError(f"init_scaler must be finite, got {self.init_scaler}.")
+        if not abs(self.init_scaler) <= _LARGEST_INIT_SCALER:
+            raise ValueError(
+                f"init_scaler must be finite and at most {_LARGEST_INIT_SCALER} in size, since its gate must not "
+                f"round to 0 or 1, got {self.init_scaler}."
+            )
         if not (math.isfinite(self.init_scaler_std) and self.init_scaler_std >= 0):
             raise ValueError(f"init_scaler_std must be finite and not negative, got {self.init_scaler_std}.")
         if self.head_init not in HEAD_INITIALISATIONS:
@@ -111,28 +120,45 @@ class SigmaNormConfig(PeftConfig):
             )
         if self.branch_layer is not None and self.branch_layer < 0:
             raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")
+        if self.task_type not in _TASK_TYPES:
+            raise ValueError(f"task_type must be None or 'SEQ_CLS', got {self.task_type!r}; None serves every task.")
+        if isinstance(self.modules_to_save, str):
+            raise ValueError(f"modules_to_save must be a list of module names, got {self.modules_to_save!r}.")
+        if self.problem_type not in (None, *PROBLEM_TYPES):
+            raise ValueError(f"problem_type must be one of {PROBLEM_TYPES}, got {self.problem_type!r}.")
         temperature = self.calibration_temperature
         if temperature is not None and not (math.isfinite(temperature) and temperature > 0):
             raise ValueError(f"calibration_temperature must be finite and positive, got {temperature}.")
 
     def _normalise_labels(self) -> None:
         """Bring names and their number into line; JSON turns the indices of `id2label` into strings."""
+        for name in ("id2label", "label2id"):
+            if not isinstance(getattr(self, name), dict | None):
+                raise ValueError(f"{name} must be a dict, got {getattr(self, name)!r}.")
+        if self.label2id is not None and len(set(self.label2id.values())) != len(self.label2id):
+            raise ValueError(f"Two classes in label2id have the same index: {self.label2id}.")
         if self.id2label is None and self.label2id is not None:
             self.id2label = {index: name for name, index in self.label2id.items()}
+        if self.label2id is not None:
+            self.label2id = {name: int(index) for name, index in self.label2id.items()}
         if self.id2label is not None:
             self.id2label = {int(index): name for index, name in self.id2label.items()}
             if sorted(self.id2label) != list(range(len(self.id2label))):
                 raise ValueError(f"id2label must name the classes 0 to C-1, got {self.id2label}.")
-            if self.label2id is None:
-                self.label2id = {name: index for index, name in self.id2label.items()}
+            by_name = {name: index for index, name in self.id2label.items()}
+            if len(by_name) != len(self.id2label):
+                raise ValueError(f"Two classes in id2label have the same name: {self.id2label}.")
+            if self.label2id not in (None, by_name):
+                raise ValueError(f"id2label={self.id2label} and label2id={self.label2id} contradict each other.")
+            self.label2id = by_name
             if self.num_labels is None:
                 self.num_labels = len(self.id2label)
             if self.num_labels != len(self.id2label):
                 raise ValueError(
                     f"num_labels={self.num_labels} does not fit the {len(self.id2label)} names in id2label."
                 )
-        if self.num_labels is not None and self.num_labels < 1:
-            raise ValueError(f"num_labels must be at least 1, got {self.num_labels}.")
+        if self.num_labels is not None and (not isinstance(self.num_labels, int) or self.num_labels < 1):
+            raise ValueError(f"num_labels must be a whole number of at least 1, got {self.num_labels!r}.")
 
     @property
     def is_resolved(self) -> bool:

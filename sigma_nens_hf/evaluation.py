@@ -21,7 +21,7 @@ def ensemble_metrics(
     logits = prediction.predictions
     if isinstance(logits, tuple):
         logits = logits[0]
-    if has_member_logits:
+    if has_member_logits and not isinstance(logits, list):
         logits = ensemble_logits(torch.as_tensor(logits), problem_type).numpy()
         prediction = EvalPrediction(
             predictions=logits,
@@ -30,8 +30,10 @@ def ensemble_metrics(
             losses=prediction.losses,
         )
     metrics = {}
-    if problem_type == "single_label_classification":
-        labels = prediction.label_ids.reshape(-1)
+    labels = prediction.label_ids
+    # With `eval_do_concat_batches=False` there are lists of batches, for the user's function alone.
+    if problem_type == "single_label_classification" and not isinstance(labels, list):
+        labels = labels.reshape(-1)
         labelled = labels != IGNORED_LABEL
         probabilities = torch.as_tensor(logits).double().softmax(-1).flatten(0, -2)[labelled]
         metrics = {

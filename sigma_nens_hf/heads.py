@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -58,15 +59,16 @@ class HeadPlan:
 def plan_head(model: PreTrainedModel, config: SigmaNormConfig) -> HeadPlan:
     """Decide which projections of the head are member-owned and which are shared.
 
-    Projections that are not replicated are trained as one shared copy, unless the head came with the checkpoint
-    (`head_init="copy"`): then they stay as they came.
+    Projections that are not replicated are trained as one shared copy. If the head came with the checkpoint
+    (`head_init="copy"`), that holds for the last one only, and those before it stay as they came.
 
     Args:
         model: The base model.
         config: The adapter's config.
 
     Raises:
-        ValueError: The architecture is not supported, or `member_heads` names no projection of its head.
+        ValueError: The architecture is not supported; `member_heads` names no projection of its head; a head is to be
+            copied into one of another size; or another adapter on the model has the head in another form.
     """
     architecture = type(model).__name__
     layout = HEAD_LAYOUTS.get(architecture)
@@ -89,22 +91,63 @@ def plan_head(model: PreTrainedModel, config: SigmaNormConfig) -> HeadPlan:
             )
         member = tuple(name for name in layout.projections if name in config.member_heads)
     rest = tuple(name for name in layout.projections if name not in member)
-    return HeadPlan(layout, member, () if config.head_init == "copy" else rest)
+    if config.head_init == "copy":
+        # peft finds shared modules by the end of their name, so DistilBERT's pre_classifier goes with its classifier.
+        rest = tuple(name for name in rest if layout.last in rest and name.endswith(layout.last))
+    plan = HeadPlan(layout, member, rest)
+    _check_copy(model, config, plan)
+    _check_other_adapters(model, config, plan)
+    return plan
 
 
-def size_shared_head(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) -> None:
+def _check_copy(model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan) -> None:
+    """Refuse to copy a head into one of another size; a saved adapter brings its own weights and copies nothing."""
+    head = model.get_submodule(plan.layout.last)
+    wanted, copies = config.num_labels, config.head_init == "copy" and not config.is_resolved
+    if copies and isinstance(head, nn.Linear) and wanted not in (None, head.out_features):
+        raise ValueError(
+            f"A head with {head.out_features} outputs cannot be copied into one with {wanted}; use head_init='fresh'."
+        )
+
+
+def _check_other_adapters(model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan) -> None:
+    """Refuse a head that another adapter on the same model holds in another form."""
+    modules = {name: model.get_submodule(name) for name in plan.layout.projections}
+    as_member = {name for name, module in modules.items() if isinstance(module, MemberLayer)}
+    as_shared = {name for name, module in modules.items() if isinstance(module, AuxiliaryTrainingWrapper)}
+    clash = sorted(as_member & set(plan.shared) | as_shared & set(plan.member))
+    if clash:
+        raise ValueError(
+            f"Another adapter on this model has {clash} in another form (one shared copy here, one for each member "
+            "there, or the reverse). Give both the same member_heads, or load them over models of their own."
+        )
+    shared_head = modules[plan.layout.last]
+    if isinstance(shared_head, AuxiliaryTrainingWrapper):
+        outputs = shared_head.original_module.out_features
+        if config.num_labels not in (None, outputs):
+            raise ValueError(
+                f"Another adapter on this model has a shared head with {outputs} outputs, this one needs "
+                f"{config.num_labels}. Load them over models of their own."
+            )
+
+
+def size_shared_head(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) -> nn.Linear | None:
     """Give a shared last projection as many outputs as the adapter has labels, freshly initialised.
 
     Args:
         model: The base model.
         plan: Its head plan.
         labels: The adapter's labels.
+
+    Returns:
+        The projection that was replaced, None where the size was right.
     """
     head = model.get_submodule(plan.layout.last)
-    if plan.layout.last in plan.member or not isinstance(head, nn.Linear):
-        return
-    if head.out_features != labels.num_labels:
-        model.set_submodule(plan.layout.last, fresh_linear(model, head, labels.num_labels))
+    is_shared = plan.layout.last not in plan.member and isinstance(head, nn.Linear)
+    if not is_shared or head.out_features == labels.num_labels:
+        return None
+    model.set_submodule(plan.layout.last, fresh_linear(model, head, labels.num_labels))
+    return head
 
 
 def fresh_linear(model: PreTrainedModel, like: nn.Linear, out_features: int) -> nn.Linear:
@@ -143,17 +186,10 @@ class MemberHead(MemberLayer):
             model: The base model, whose initialiser draws fresh heads.
             out_features: Number of outputs C.
 
-        Raises:
-            ValueError: A head of another size is to be copied.
         """
         base = self.base_layer
         if config.head_init == "copy" and base.out_features == out_features:
             linears = [base] * config.num_members
-        elif config.head_init == "copy" and not config.is_resolved:
-            raise ValueError(
-                f"A head with {base.out_features} outputs cannot be copied into one with {out_features}; use "
-                "head_init='fresh'."
-            )
         else:
             linears = [fresh_linear(model, base, out_features) for _ in range(config.num_members)]
         self.add_parameters(

@@ -1,6 +1,6 @@
 """One call each way: a checkpoint becomes an ensemble, and a saved adapter becomes a ready model."""
 
-import logging
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +24,6 @@ from transformers.utils import cached_file
 
 from .config import SigmaNormConfig
 from .heads import HEAD_LAYOUTS, plan_head
-
-logger = logging.getLogger(__name__)
 
 _IMAGE_PROCESSOR_FILES = ("preprocessor_config.json",)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
@@ -85,6 +83,8 @@ def ensemble_from_pretrained(
         model, loading_info = model_class.from_pretrained(
             model_id, **label_kwargs, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(f"{model_id} is an adapter, not a checkpoint; load it with `load_ensemble`.")
     absent = _absent_modules(loading_info)
     layout = plan_head(model, config).layout
     if config.head_init == "auto":
@@ -128,7 +128,10 @@ def load_ensemble(
     hub_kwargs = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
     adapter_kwargs = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
     base_kwargs = {name: value for name, value in kwargs.items() if name != "revision"}
-    config = PeftConfig.from_pretrained(repo_or_dir, **adapter_kwargs)
+    try:
+        config = PeftConfig.from_pretrained(repo_or_dir, **adapter_kwargs)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"The adapter_config.json in {repo_or_dir} is damaged ({error!r}).") from error
     if not isinstance(config, SigmaNormConfig):
         raise ValueError(f"{repo_or_dir} holds an adapter of type {config.peft_type}, not a sigma-norm ensemble.")
     _check_adapter_file(repo_or_dir, adapter_kwargs)
@@ -138,10 +141,15 @@ def load_ensemble(
     model_class, task = _base_class(config)
     if config.revision is not None and not os.path.isdir(base_model):
         base_kwargs["revision"] = config.revision
-    with _quiet_loading():
-        model, loading_info = model_class.from_pretrained(
-            base_model, output_loading_info=True, ignore_mismatched_sizes=True, **base_kwargs
-        )
+    try:
+        with _quiet_loading():
+            model, loading_info = model_class.from_pretrained(
+                base_model, output_loading_info=True, ignore_mismatched_sizes=True, **base_kwargs
+            )
+    except OSError as error:
+        raise ValueError(
+            f"The adapter's base model {base_model} cannot be loaded; if it is elsewhere, pass base_model. {error}"
+        ) from error
     _check_base_is_complete(model, loading_info, config)
     try:
         ensemble = PeftModel.from_pretrained(
@@ -161,15 +169,12 @@ def _task(task: str) -> tuple:
 
 def _base_class(config: SigmaNormConfig) -> tuple[type, str]:
     """Return the class of an adapter's base model and its task."""
-    for task, (model_class, _, _, task_type) in _TASKS.items():
-        if task_type is not None and config.task_type == task_type:
-            return model_class, task
-    name = (config.auto_mapping or {}).get("base_model_class")
+    name = config.base_model_class
     # A name from a downloaded file: only classes known here are ever looked up.
     if name not in HEAD_LAYOUTS:
-        raise ValueError(f"The adapter's base model is a {name}, which is not supported.")
-    is_image = name.endswith("ForImageClassification")
-    return getattr(transformers, name), "image-classification" if is_image else "text-classification"
+        raise ValueError(f"The adapter's base model is of class {name}, which is not supported.")
+    task = "image-classification" if name.endswith("ForImageClassification") else "text-classification"
+    return getattr(transformers, name), task
 
 
 def _absent_modules(loading_info: dict[str, Any]) -> set[str]:
@@ -195,7 +200,7 @@ def _shareable(model: PreTrainedModel, absent: set[str]) -> list[str]:
 
 
 def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any], config: SigmaNormConfig) -> None:
-    covered = {*config.shared_modules, *plan_head(model, config).layout.projections}
+    covered = {*config.shared_modules, *plan_head(model, config).member}
     absent = {
         name
         for name in _absent_modules(loading_info)

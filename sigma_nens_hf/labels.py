@@ -29,7 +29,9 @@ class LabelSet:
     def of_model(cls, model: nn.Module) -> "LabelSet":
         """Read the labels of a transformers model."""
         config = model.config
-        return cls(config.num_labels, dict(config.id2label), dict(config.label2id), config.problem_type)
+        id2label = {int(index): name for index, name in config.id2label.items()}
+        label2id = dict(config.label2id or {name: index for index, name in id2label.items()})
+        return cls(config.num_labels, id2label, label2id, config.problem_type)
 
     @classmethod
     def of_adapter(cls, config: Any, default: "LabelSet") -> "LabelSet":
@@ -56,6 +58,22 @@ class LabelSet:
         model.config.problem_type = self.problem_type
         if hasattr(model, "num_labels"):
             model.num_labels = self.num_labels
+
+
+def settle_problem_type(config: Any, labels: torch.Tensor) -> None:
+    """Settle what kind of task labels are of, where that is open, as transformers' models do on first sight of them.
+
+    Args:
+        config: The config of a transformers model.
+        labels: Labels of a batch.
+    """
+    if config.problem_type is None:
+        if config.num_labels == 1:
+            config.problem_type = "regression"
+        elif labels.is_floating_point():
+            config.problem_type = "multi_label_classification"
+        else:
+            config.problem_type = "single_label_classification"
 
 
 def check_labels(labels: torch.Tensor, num_labels: int, problem_type: str | None) -> None:

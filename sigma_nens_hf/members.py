@@ -6,7 +6,7 @@ model, so two hooks on that model serve them all.
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -37,14 +37,15 @@ def member_subset(model: nn.Module, members: int | Sequence[int]) -> Iterator[No
         ValueError: No index, a repeated one, or one out of range; or the model is no ensemble.
     """
     base_model = base_model_of(model)
-    indices = (members,) if isinstance(members, int) else tuple(members)
+    indices = tuple(members) if isinstance(members, Iterable) else (members,)
     num_members = active_config(base_model).num_members
-    if not indices or len(set(indices)) != len(indices) or not all(0 <= m < num_members for m in indices):
+    possible = not any(isinstance(m, bool | str) for m in indices) and set(indices) <= set(range(num_members))
+    if not indices or not possible or len(set(indices)) != len(indices):
         raise ValueError(
             f"members must be different indices from 0 to {num_members - 1}, at least one, got {members!r}."
         )
     before = state.subsets
-    state.subsets = ((_expanding_hook(base_model).model_number, indices), *before)
+    state.subsets = ((_expanding_hook(base_model).model_number, tuple(map(int, indices))), *before)
     try:
         yield
     finally:
@@ -140,6 +141,9 @@ class ExpandMembers:
         if args:
             kwargs = {**dict(zip(_parameter_names(type(base_model).forward), args, strict=False)), **kwargs}
         return_dict = kwargs.get("return_dict")
+        if state.forward_pass is not None and state.forward_pass.model == self.model_number:
+            # A model does not call itself: an interrupt, which no hook is told of, has left an earlier pass open.
+            state.forward_pass = state.forward_pass.outer
         if base_model.get_submodule(self.layer_name).disable_adapters:
             state.forward_pass = ForwardPass(self.model_number, None, 0, return_dict, state.forward_pass)
             return (), kwargs

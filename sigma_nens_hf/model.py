@@ -45,6 +45,8 @@ class SigmaNormModel(BaseTuner):
     _head_plan: HeadPlan | None = None
     # The base model's own labels, shown again while adapters are disabled and after unloading.
     _base_labels: LabelSet | None = None
+    # Name and module of a base head that a shared one of another size has replaced. In a tuple, it is no submodule.
+    _replaced_head: tuple[str, nn.Linear] | None = None
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Inject one adapter and put the hooks on the model; peft's arguments."""
@@ -54,6 +56,7 @@ class SigmaNormModel(BaseTuner):
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         config = self.peft_config[adapter_name]
         config.base_model_type = model.config.model_type
+        config.base_model_class = type(model).__name__
         config.num_adapted_norms = len(self._norm_names)
         config.sigma_nens_hf_version = config.sigma_nens_hf_version or __version__
         config.transformers_version = config.transformers_version or transformers.__version__
@@ -85,7 +88,9 @@ class SigmaNormModel(BaseTuner):
             )
         shared = resolve_shared_modules(model, peft_config, plan, norms)
         labels = LabelSet.of_adapter(peft_config, default=self._base_labels)
-        size_shared_head(model, plan, labels)
+        replaced_head = size_shared_head(model, plan, labels)
+        if replaced_head is not None:
+            self._replaced_head = (plan.layout.last, replaced_head)
 
         self._norm_names, self._head_plan = frozenset(norms), plan
         peft_config.resolve_shared_modules(shared)
@@ -173,6 +178,8 @@ class SigmaNormModel(BaseTuner):
             if isinstance(module, AuxiliaryTrainingWrapper):
                 module.set_adapter([])  # or peft would leave the trained copies in place
         model = super().unload()
+        if self._replaced_head is not None:
+            model.set_submodule(*self._replaced_head)
         self._remove_traces()
         return model
 
@@ -219,6 +226,7 @@ class SigmaNormModel(BaseTuner):
         member = member or 0
         if not 0 <= member < config.num_members:
             raise ValueError(f"member must be from 0 to {config.num_members - 1}, got {member}.")
+        self._enable_adapter_layers()
         self.set_adapter(names[0])
         layers = [module for module in self.model.modules() if isinstance(module, MemberLayer)]
         layers = [layer for layer in layers if layer.member_adapter is not None]

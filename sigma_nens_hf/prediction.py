@@ -1,12 +1,15 @@
 """From raw inputs to labels, probabilities and uncertainty."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from transformers.image_utils import load_image
+from transformers.image_utils import is_valid_image, load_image
 
 from .members import base_model_of, problem_type_of
 from .outputs import MEMBER_LOGITS
@@ -55,8 +58,8 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
         One prediction for every input, in order.
 
     Raises:
-        ValueError: The model is not for single-label classification, there is no processor, or `batch_size` is
-            below 1.
+        ValueError: The model is not for single-label classification, there is no processor, the inputs are of no kind
+            that the model takes, the adapter is disabled, or `batch_size` is below 1.
     """
     base_model = base_model_of(model)
     config = base_model.config
@@ -69,7 +72,7 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
         raise ValueError("predict needs the model's tokenizer or image processor, got None.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    items = [inputs] if isinstance(inputs, str | tuple) or not isinstance(inputs, Sequence) else list(inputs)
+    items = _items(base_model, inputs)
     was_training = model.training
     model.eval()
     try:
@@ -79,11 +82,52 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
         for start in range(0, len(items), batch_size):
             indices = order[start : start + batch_size]
             batch = _encode(base_model, processor, [items[index] for index in indices]).to(base_model.device)
-            member_logits = model(**batch, return_dict=True)[MEMBER_LOGITS]
+            output = model(**batch, return_dict=True)
+            if MEMBER_LOGITS not in output:
+                raise ValueError("predict needs the members, but the model's adapter is disabled.")
+            member_logits = output[MEMBER_LOGITS]
             predictions.update(zip(indices, _predictions(member_logits, config.id2label), strict=True))
         return [predictions[index] for index in range(len(items))]
     finally:
         model.train(was_training)
+
+
+def _items(base_model: nn.Module, inputs: Any) -> list:
+    """Return the inputs as a list of items that the model can take.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if _takes_images(base_model):
+        is_batch = isinstance(inputs, np.ndarray | torch.Tensor) and inputs.ndim == 4
+        is_single = isinstance(inputs, str | PathLike) or (is_valid_image(inputs) and not is_batch)
+        return [inputs] if is_single else list(inputs)
+    items = [None]
+    if isinstance(inputs, str) or _is_pair(inputs):
+        items = [inputs]
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, Mapping | Set):
+        items = list(inputs)
+    if not (all(isinstance(item, str) for item in items) or all(_is_pair(item) for item in items)):
+        raise ValueError(
+            "inputs must be a text, a pair of texts as a tuple, or a list of the one kind or the other, got "
+            f"{type(inputs).__name__}: {str(inputs)[:80]}."
+        )
+    return items
+
+
+def _as_image(item: Any) -> Any:
+    """Load paths, and give PIL images the three channels that processors expect."""
+    if isinstance(item, np.ndarray | torch.Tensor):
+        return item
+    return load_image(os.fspath(item) if isinstance(item, PathLike) else item)
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
+
+
+def _takes_images(base_model: nn.Module) -> bool:
+    return base_model.main_input_name == "pixel_values"
 
 
 def _length(item: Any) -> int:
@@ -93,9 +137,8 @@ def _length(item: Any) -> int:
 
 
 def _encode(base_model: nn.Module, processor: Any, items: list) -> Any:
-    if base_model.main_input_name == "pixel_values":
-        images = [load_image(item) if isinstance(item, str) else item for item in items]
-        return processor(images, return_tensors="pt")
+    if _takes_images(base_model):
+        return processor([_as_image(item) for item in items], return_tensors="pt")
     texts, pairs = (items, None) if isinstance(items[0], str) else map(list, zip(*items, strict=True))
     return processor(
         texts,

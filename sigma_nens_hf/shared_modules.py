@@ -29,9 +29,11 @@ def resolve_shared_modules(
         resolved += found
     for name in resolved:
         for owned in (*norm_names, *plan.member):
-            if f"{owned}.".startswith(f"{name}.") or f"{name}.".startswith(f"{owned}."):
+            # The end of a name is what peft goes by.
+            if f"{owned}.".startswith(f"{name}.") or f"{name}.".startswith(f"{owned}.") or owned.endswith(name):
                 raise ValueError(
                     f"modules_to_save names {name!r}, but every member has its own {owned!r}. Leave that out with "
                     "`exclude_modules` or `member_heads`, or do not share the module."
                 )
-    return list(dict.fromkeys(resolved))
+    # A module inside another shared one is shared with it.
+    return [name for name in dict.fromkeys(resolved) if not any(name.startswith(f"{outer}.") for outer in resolved)]

@@ -10,6 +10,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .checkpoints import last_complete_checkpoint
 from .evaluation import LabelCheckingCollator, ensemble_metrics
+from .labels import settle_problem_type
 from .layer import MemberLayer
 from .members import active_config, base_model_of, problem_type_of
 from .outputs import MEMBER_LOGITS
@@ -25,8 +26,9 @@ class SigmaNEnsTrainer(Trainer):
     the parts of the loss are logged (`task_loss`, `regularizer`), the `realized_sharing` and the `disagreement` of
     members on the training batches; the logged learning rate is that of optimizer group 0. Evaluation logs `eval_loss`,
     the mean task loss of members without the regulariser, and for single-label tasks `eval_nll`, `eval_accuracy` and
-    `eval_ece` of the ensemble, beside whatever `compute_metrics` returns. Standard `compute_metrics` functions see
-    the ensemble's logits.
+    `eval_ece` of the ensemble, beside whatever `compute_metrics` returns (not with `batch_eval_metrics` or
+    `preprocess_logits_for_metrics`, which leave no logits to compute them from). Standard `compute_metrics` functions
+    see the ensemble's logits.
 
     Args:
         model: A `PeftModel` with an active sigma-norm adapter.
@@ -65,13 +67,18 @@ class SigmaNEnsTrainer(Trainer):
             **kwargs: As in transformers.
 
         Raises:
-            ValueError: There is no complete checkpoint to resume from, a checkpoint does not fit the model, or the
-                scalers have stopped being finite.
+            ValueError: No parameter is trainable, there is no complete checkpoint to resume from, a checkpoint does
+                not fit the model, or the scalers have stopped being finite.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise ValueError(f"There is no complete checkpoint in {self.args.output_dir} to resume from.")
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ValueError(
+                "No parameter of the model is trainable. Load an adapter that is to be trained further with "
+                "`load_ensemble(..., is_trainable=True)` or `PeftModel.from_pretrained(..., is_trainable=True)`."
+            )
         active_config(base_model_of(self.model)).training_recipe = self._recipe()
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
@@ -165,6 +172,8 @@ class SigmaNEnsTrainer(Trainer):
         inputs = dict(inputs)
         loss_from_logits = self.compute_loss_func is not None or self.label_smoother is not None
         labels = inputs.pop("labels", None) if loss_from_logits else inputs.get("labels")
+        if labels is not None:
+            settle_problem_type(base_model_of(self.model).config, labels)
         outputs = model(**inputs, return_dict=True)
         if loss_from_logits and (labels is not None or self.compute_loss_func is not None):
             loss = self._loss_from_member_logits(outputs, labels, num_items_in_batch)
@@ -249,7 +258,8 @@ class SigmaNEnsTrainer(Trainer):
         """Evaluate one batch; see `transformers.Trainer.prediction_step`."""
         if self.args.return_member_logits:
             ignored = ignore_keys if ignore_keys is not None else self.model.config.keys_to_ignore_at_inference
-            ignore_keys = [*(key for key in ignored if key != MEMBER_LOGITS), "logits"]
+            ignored = [key for key in ignored if key != MEMBER_LOGITS]
+            ignore_keys = [*ignored, "logits", "hidden_states", "attentions"]
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def evaluation_loop(

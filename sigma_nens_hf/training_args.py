@@ -74,6 +74,8 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
             raise ValueError(f"diversity_weight must be finite and not negative, got {self.diversity_weight}.")
         if self.members_per_feature is not None and self.members_per_feature < 1:
             raise ValueError(f"members_per_feature must be at least 1, got {self.members_per_feature}.")
+        if isinstance(self.diversity_layers, str):
+            raise ValueError(f"diversity_layers must be a list of names, got {self.diversity_layers!r}.")
         if self.diversity_reduction not in DIVERSITY_REDUCTIONS:
             raise ValueError(
                 f"diversity_reduction must be one of {DIVERSITY_REDUCTIONS}, got {self.diversity_reduction!r}."

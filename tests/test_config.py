@@ -19,7 +19,15 @@ from sigma_nens_hf import SigmaNormConfig
         ("member_heads", "none", "member_heads"),
         ("branch_layer", -1, "branch_layer"),
         ("num_labels", 0, "num_labels"),
+        ("num_labels", "3", "num_labels must be a whole number"),
+        ("id2label", ["a", "b"], "id2label must be a dict"),
+        ("problem_type", "multi_label", "problem_type must be one of"),
         ("id2label", {0: "a", 2: "b"}, "0 to C-1"),
+        ("id2label", {0: "a", 1: "a"}, "the same name"),
+        ("label2id", {"a": 0, "b": 0}, "the same index"),
+        ("init_scaler", -90.0, "init_scaler must be finite and at most"),
+        ("modules_to_save", "pooler", "must be a list of module names"),
+        ("task_type", "TOKEN_CLS", "task_type must be None or 'SEQ_CLS'"),
         ("calibration_temperature", 0.0, "calibration_temperature"),
     ],
 )
@@ -31,6 +39,8 @@ def test_out_of_range_values_are_named(field, value, message):
 def test_contradicting_labels_are_refused():
     with pytest.raises(ValueError, match="num_labels=3 does not fit the 2 names"):
         SigmaNormConfig(num_labels=3, id2label={0: "a", 1: "b"})
+    with pytest.raises(ValueError, match="contradict each other"):
+        SigmaNormConfig(id2label={0: "a", 1: "b"}, label2id={"a": 1, "b": 0})
 
 
 def test_labels_complete_each_other():

@@ -46,6 +46,14 @@ def test_head_forms(architecture):
         assert tiny.relative_error(output, alone) < 1e-5
 
 
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_shared_head_is_trained_even_if_it_came_with_the_checkpoint(architecture):
+    model = tiny.ensemble(architecture, head_init="copy", member_heads=[])
+    last = HEAD_LAYOUTS[type(tiny.base_model(architecture)).__name__].last
+    expected = ["pre_classifier", last] if architecture == "distilbert" else [last]
+    assert saved_copies(model) == sorted(f"base_model.model.{n}.modules_to_save.default.weight" for n in expected)
+
+
 @pytest.mark.parametrize("architecture", ["roberta", "distilbert"])
 def test_copied_head_leaves_the_rest_as_it_came(architecture):
     model = tiny.ensemble(architecture, head_init="copy")
@@ -70,6 +78,30 @@ def test_heads_are_sized_from_the_adapter(architecture, member_heads):
 def test_copying_a_head_of_another_size_is_refused():
     with pytest.raises(ValueError, match="3 outputs cannot be copied into one with 5"):
         tiny.ensemble("bert", num_labels=3, head_init="copy", id2label=dict(enumerate("abcde")))
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, []), ([], None)])
+def test_adapters_on_one_model_must_have_the_head_in_one_form(first, second):
+    model = tiny.ensemble("bert", member_heads=first)
+    with pytest.raises(ValueError, match=r"\['classifier'\] in another form"):
+        model.add_adapter("second", SigmaNormConfig(member_heads=second))
+    batch = tiny.inputs("bert")
+    assert model(**batch).member_logits.shape == (5, 4, 3)
+
+
+def test_shared_heads_of_different_sizes_do_not_go_on_one_model():
+    model = tiny.ensemble("bert", member_heads=[])
+    with pytest.raises(ValueError, match="shared head with 3 outputs, this one needs 5"):
+        model.add_adapter("second", SigmaNormConfig(member_heads=[], num_labels=5))
+
+
+def test_refused_config_leaves_the_model_as_it_was():
+    base = tiny.base_model("bert")
+    expected = base(**tiny.inputs("bert")).logits
+    with pytest.raises(ValueError, match="cannot be copied"):
+        get_peft_model(base, SigmaNormConfig(head_init="copy", num_labels=5))
+    assert torch.equal(base(**tiny.inputs("bert")).logits, expected)
+    assert get_peft_model(base, SigmaNormConfig()).eval()(**tiny.inputs("bert")).member_logits.shape == (5, 4, 3)
 
 
 def test_unknown_projection_is_named():

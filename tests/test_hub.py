@@ -141,6 +141,41 @@ def test_base_of_another_size_is_refused(adapter, tmp_path):
         load_ensemble(adapter, base_model=str(tmp_path / "larger"))
 
 
+def test_base_without_the_frozen_part_of_a_copied_head_is_refused(tmp_path, checkpoint_folder):
+    model, _ = ensemble_from_pretrained(checkpoint_folder("roberta"), "text-classification")
+    assert model.peft_config["default"].head_init == "copy"
+    model.save_pretrained(tmp_path / "adapter")
+    load_ensemble(tmp_path / "adapter")
+    encoder = checkpoint_folder("roberta", encoder_only=True)
+    with pytest.raises(ValueError, match=r"lacks \['classifier.dense'\]"):
+        load_ensemble(tmp_path / "adapter", base_model=str(encoder))
+
+
+def test_image_adapter_with_a_task_type_finds_its_base(tmp_path, checkpoint_folder):
+    model, _ = ensemble_from_pretrained(checkpoint_folder("vit"), "image-classification", task_type="SEQ_CLS")
+    model.save_pretrained(tmp_path / "adapter")
+    loaded, _ = load_ensemble(tmp_path / "adapter")
+    batch = tiny.inputs("vit")
+    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+
+
+def test_adapter_is_not_taken_for_a_checkpoint(adapter):
+    with pytest.raises(ValueError, match="is an adapter, not a checkpoint; load it with `load_ensemble`"):
+        ensemble_from_pretrained(adapter, "text-classification")
+
+
+@pytest.mark.parametrize("content", ["", '{"peft_type": "SIGMA_NORM"', "[]", '{"peft_type": "FOO"}'])
+def test_damaged_config_is_named(content, adapter):
+    (adapter / "adapter_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"adapter_config\.json in .* is damaged"):
+        load_ensemble(adapter)
+
+
+def test_base_that_is_gone_is_named(adapter):
+    with pytest.raises(ValueError, match=r"base model /nowhere/at_all cannot be loaded; .* pass base_model"):
+        load_ensemble(adapter, base_model="/nowhere/at_all")
+
+
 def test_base_without_what_the_adapter_relies_on_is_refused(adapter, tmp_path):
     bert = tiny.base_model("bert").bert
     bert.pooler = None
@@ -171,10 +206,9 @@ def test_adapter_must_say_what_its_base_is(adapter):
 def test_class_named_by_a_strangers_file_is_not_looked_up(adapter):
     file = adapter / "adapter_config.json"
     config = json.loads(file.read_text())
-    config["task_type"] = None
-    config["auto_mapping"] = {"base_model_class": "system", "parent_library": "os"}
+    config["base_model_class"] = "system"
     file.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="base model is a system, which is not supported"):
+    with pytest.raises(ValueError, match="of class system, which is not supported"):
         load_ensemble(adapter)
 
 

@@ -64,7 +64,7 @@ def test_member_subset_takes_members_in_the_order_given(architecture):
     assert model(**batch).member_logits.shape[1] == 4
 
 
-@pytest.mark.parametrize("members", [[], [0, 0], [4], [-1], 7])
+@pytest.mark.parametrize("members", [[], [0, 0], [4], [-1], 7, True, "0", 1.5])
 def test_member_subset_refuses_wrong_indices(members):
     model = tiny.ensemble("bert")
     with pytest.raises(ValueError, match="0 to 3"), member_subset(model, members):
@@ -97,6 +97,22 @@ def test_failed_forward_leaves_the_guard_up():
     with pytest.raises(RuntimeError, match="outside a forward pass"):
         base_model_of(model).bert(**batch)
     assert model(**batch).member_logits.shape == (4, 4, 3)
+
+
+def test_pass_left_open_by_an_interrupt_is_closed_by_the_next_one():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert", 4, with_labels=False)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    handle = base_model_of(model).classifier.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(**batch)
+    handle.remove()
+    assert model(**batch).member_logits.shape == (4, 4, 3)
+    with pytest.raises(RuntimeError, match="outside a forward pass"):
+        base_model_of(model).bert(**batch)
 
 
 @torch.no_grad()

@@ -150,6 +150,8 @@ def change(tensors, kind):
         tensors[key.replace("scaler", "spare")] = tensors[key].clone()
     elif kind == "misshapen":
         tensors[key] = tensors[key][:3].clone()
+    elif kind == "integers":
+        tensors[key] = tensors[key].long()
     elif kind == "nan":
         tensors[key][0, 0] = float("nan")
     return key
@@ -161,6 +163,7 @@ def change(tensors, kind):
         ("missing", "missing: base_model.model.bert.embeddings.LayerNorm.sigma_norm_scaler"),
         ("unexpected", "unexpected: base_model.model.bert.embeddings.LayerNorm.sigma_norm_spare"),
         ("misshapen", r"has shape \(3, 32\), the model needs \(4, 32\)"),
+        ("integers", "sigma_norm_scaler.default holds torch.int64"),
         ("nan", "sigma_norm_scaler.default holds numbers that are not finite"),
     ],
 )
@@ -262,6 +265,15 @@ def test_unload_leaves_no_trace():
     assert torch.equal(plain(**batch).logits, expected)
 
 
+def test_unload_brings_a_resized_head_back():
+    base = tiny.base_model("bert", num_labels=2)
+    batch = tiny.inputs("bert", num_labels=2)
+    expected = base(**batch).logits
+    model = get_peft_model(base, SigmaNormConfig(id2label=LABELS, member_heads=[])).eval()
+    assert model(**batch).logits.shape == (5, 3)
+    assert torch.equal(model.unload()(**batch).logits, expected)
+
+
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 @torch.no_grad()
 def test_extracted_member_needs_no_package(architecture, tmp_path, run_python):
@@ -286,6 +298,22 @@ def test_extracted_member_needs_no_package(architecture, tmp_path, run_python):
     assert tiny.relative_error(torch.load(tmp_path / "logits.pt"), expected[:, 2]) < 1e-5
     merged = copy.deepcopy(model).merge_and_unload(member=2, safe_merge=True)
     assert torch.equal(merged(**batch).logits, member(**batch).logits)
+
+
+def test_member_is_taken_out_of_a_disabled_adapter_too():
+    model = tiny.ensemble("bert")
+    batch = tiny.inputs("bert")
+    expected = model(**batch).member_logits[:, 1]
+    with model.disable_adapter():
+        member = extract_member(model, 1)
+    assert tiny.relative_error(member(**batch).logits, expected) < 1e-5
+
+
+def test_shared_module_inside_another_is_shared_with_it(tmp_path):
+    model = tiny.ensemble("bert", modules_to_save=["pooler", "pooler.dense"])
+    assert model.peft_config["default"].shared_modules == ["bert.pooler"]
+    model.save_pretrained(tmp_path)
+    PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path)
 
 
 def test_merge_must_name_a_member():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from datasets import Dataset
 from PIL import Image
 from transformers import ViTImageProcessor, pipeline
 
@@ -39,15 +40,45 @@ def test_single_inputs_pairs_and_empty_lists(tokenizer):
     assert predict(model, tokenizer, [("good film", "dull film")] * 2)[1].label == pair.label
 
 
+def test_iterables_of_texts(tokenizer):
+    model = tiny.ensemble("bert", id2label=LABELS)
+    expected = predict(model, tokenizer, SENTENCES)
+    for inputs in (iter(SENTENCES), tuple(SENTENCES), np.array(SENTENCES), Dataset.from_dict({"t": SENTENCES})["t"]):
+        assert predict(model, tokenizer, inputs) == expected
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [None, 3, {"text": "good"}, {"good"}, ["good", None], ["good", ("a", "b")], [("a", "b", "c")], [["a"]], b"x"],
+)
+def test_inputs_of_no_known_kind_are_named(inputs, tokenizer):
+    with pytest.raises(ValueError, match=f"inputs must be a text, .* got {type(inputs).__name__}"):
+        predict(tiny.ensemble("bert"), tokenizer, inputs)
+
+
 def test_images(tmp_path):
     model = tiny.ensemble("vit", id2label=LABELS)
     processor = ViTImageProcessor(size={"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE})
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8))
     image.save(tmp_path / "image.png")
     expected = model(**processor(image, return_tensors="pt")).logits.softmax(-1)[0]
-    for form in (image, str(tmp_path / "image.png"), np.asarray(image)):
-        (prediction,) = predict(model, processor, [form])
+    array = np.asarray(image)
+    for inputs in (image, [image], str(tmp_path / "image.png"), tmp_path / "image.png", array, array[None], (array,)):
+        (prediction,) = predict(model, processor, inputs)
         np.testing.assert_allclose(list(prediction.probabilities.values()), expected.detach(), rtol=1e-4)
+
+
+def test_images_of_other_modes():
+    model = tiny.ensemble("vit", id2label=LABELS)
+    processor = ViTImageProcessor(size={"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE})
+    for mode in ("L", "RGBA"):
+        assert len(predict(model, processor, [Image.new(mode, (20, 20))] * 2)) == 2
+
+
+def test_disabled_adapter_is_named(tokenizer):
+    model = tiny.ensemble("bert")
+    with model.disable_adapter(), pytest.raises(ValueError, match="adapter is disabled"):
+        predict(model, tokenizer, SENTENCES)
 
 
 def test_training_mode_is_restored(tokenizer):

@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
 from transformers import TrainerCallback, TrainingArguments, set_seed
@@ -119,7 +120,7 @@ def test_cut_off_checkpoint_is_passed_over(tmp_path):
     assert last_complete_checkpoint(tmp_path / "nowhere") is None
     for step in (2, 4, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text('{"global_step": 1}')
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"epoch": ')
     (tmp_path / "checkpoint-12").mkdir()
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
@@ -288,6 +289,42 @@ def test_evaluation_reports_the_ensemble_and_standard_metrics_go_on_working(tmp_
         assert predictions.shape == expected.shape
         np.testing.assert_allclose(predictions, expected.numpy(), rtol=1e-4, atol=1e-4)
     assert set(seen) == {(10, 3)}
+
+
+def test_member_logits_are_found_among_further_outputs(tmp_path):
+    data = dataset("bert", 6)
+    model = tiny.ensemble("bert", base={"output_hidden_states": True})
+    trainer = trainer_for(model, tmp_path, data, return_member_logits=True)
+    assert trainer.evaluate()["eval_nll"] > 0
+    assert trainer.predict(data).predictions.shape == (6, 4, 3)
+
+
+def test_custom_loss_settles_the_problem_type_of_float_labels(tmp_path):
+    data = dataset("bert", 8)
+    data = data.map(lambda row: {"labels": [float(row["labels"] == c) for c in range(3)]}).with_format("torch")
+
+    def loss_function(outputs, labels, num_items_in_batch=None):
+        return torch.nn.functional.binary_cross_entropy_with_logits(outputs.logits, labels)
+
+    model = tiny.ensemble("bert")
+    trainer = trainer_for(model, tmp_path, data, max_steps=1, trainer_kwargs={"compute_loss_func": loss_function})
+    trainer.train()
+    assert model.config.problem_type == "multi_label_classification"
+    assert "eval_nll" not in trainer.evaluate()
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path / "adapter")
+    batch = {name: data[:][name] for name in ("input_ids", "attention_mask")}
+    expected = loaded(**batch).member_logits.sigmoid().mean(1)
+    torch.testing.assert_close(loaded(**batch).logits.sigmoid(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_adapter_is_not_trained(tmp_path):
+    tiny.ensemble("bert").save_pretrained(tmp_path / "adapter")
+    model = PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path / "adapter")
+    trainer = trainer_for(model, tmp_path, dataset("bert"))
+    with pytest.raises(ValueError, match="is_trainable=True"):
+        trainer.train()
+    assert trainer.evaluate()["eval_nll"] > 0
 
 
 def test_evaluation_loss_is_the_mean_member_loss_without_regularizer(tmp_path):
