@@ -66,8 +66,8 @@ def ensemble_from_pretrained(
         The ensemble, a `PeftModel`, and the tokenizer or image processor (None where the checkpoint has none).
 
     Raises:
-        ValueError: The task or the architecture is not supported, the number of classes is not known, or the
-            checkpoint lacks weights of the backbone.
+        ValueError: The task or the architecture is not supported, the number of classes is not known, there is no
+            head to copy, or the checkpoint lacks weights of the backbone.
     """
     model_class, _, _, task_type = _task(task)
     config_fields = {field.name for field in fields(SigmaNormConfig)} - {"revision"}
@@ -89,6 +89,8 @@ def ensemble_from_pretrained(
     layout = plan_head(model, config).layout
     if config.head_init == "auto":
         config.head_init = "fresh" if absent & set(layout.projections) else "copy"
+    elif config.head_init == "copy" and layout.last in absent:
+        raise ValueError(f"{model_id} brings no classifier of this size to copy; use head_init='fresh'.")
     if config.num_labels is None and layout.last in absent:
         raise ValueError(f"{model_id} brings no classifier that tells the number of classes; pass num_labels.")
     plan = plan_head(model, config)

@@ -85,6 +85,7 @@ def test_head_of_another_size_is_made_anew(checkpoint_folder):
         ({"task": "summarization"}, "task must be one of"),
         ({"task": "text-classification"}, "brings no classifier .* pass num_labels"),
         ({"task": "text-classification", "num_labels": 2, "num_members": 0}, "num_members"),
+        ({"task": "text-classification", "num_labels": 2, "head_init": "copy"}, "brings no classifier .* to copy"),
         ({"task": "text-classification", "num_labels": 2, "modules_to_save": ["nowhere"]}, "no such module"),
     ],
 )
