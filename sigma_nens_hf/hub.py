@@ -8,41 +8,16 @@ from dataclasses import fields
 from typing import Any
 
 import transformers
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
-from transformers.utils import cached_file
+from transformers import PreTrainedModel
 
 from .config import SigmaNormConfig
 from .heads import HEAD_LAYOUTS, plan_head
-
-_IMAGE_PROCESSOR_FILES = ("preprocessor_config.json",)
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
-# Task to: class of the base model, class of its processor, files that tell that there is one, peft's name for it.
-_TASKS = {
-    "text-classification": (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        _TOKENIZER_FILES,
-        "SEQ_CLS",
-    ),
-    "image-classification": (
-        AutoModelForImageClassification,
-        AutoImageProcessor,
-        _IMAGE_PROCESSOR_FILES,
-        None,
-    ),
-}
-_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "force_download", "local_files_only", "trust_remote_code")
+from .tasks import HUB_ARGUMENTS, load_processor, task_named
 
 
 def ensemble_from_pretrained(
@@ -69,10 +44,10 @@ def ensemble_from_pretrained(
         ValueError: The task or the architecture is not supported, the number of classes is not known, there is no
             head to copy, or the checkpoint lacks weights of the backbone.
     """
-    model_class, _, _, task_type = _task(task)
+    task_classes = task_named(task)
     config_fields = {field.name for field in fields(SigmaNormConfig)} - {"revision"}
     config_kwargs = {name: kwargs.pop(name) for name in list(kwargs) if name in config_fields}
-    config_kwargs.setdefault("task_type", task_type)
+    config_kwargs.setdefault("task_type", task_classes.peft_task_type)
     config = SigmaNormConfig(num_members=num_members, num_labels=num_labels, **config_kwargs)
     label_kwargs = {
         name: value
@@ -80,7 +55,7 @@ def ensemble_from_pretrained(
         if (value := getattr(config, name)) is not None
     }
     with _quiet_loading():
-        model, loading_info = model_class.from_pretrained(
+        model, loading_info = task_classes.model_class.from_pretrained(
             model_id, **label_kwargs, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -99,7 +74,7 @@ def ensemble_from_pretrained(
         config.modules_to_save = [*config.shared_modules, *to_train]
     config.revision = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
     ensemble = get_peft_model(model, config)
-    return ensemble, _load_processor(model_id, task, kwargs)
+    return ensemble, load_processor(model_id, task, kwargs)
 
 
 def load_ensemble(
@@ -127,7 +102,7 @@ def load_ensemble(
             the base model exactly.
     """
     repo_or_dir = os.fspath(repo_or_dir)
-    hub_kwargs = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
+    hub_kwargs = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     adapter_kwargs = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
     base_kwargs = {name: value for name, value in kwargs.items() if name != "revision"}
     try:
@@ -159,14 +134,8 @@ def load_ensemble(
         )
     except KeyError as error:
         raise ValueError(f"The adapter in {repo_or_dir} lacks the weights {error}.") from error
-    processor = _load_processor(repo_or_dir, task, adapter_kwargs)
-    return ensemble, processor if processor is not None else _load_processor(base_model, task, base_kwargs)
-
-
-def _task(task: str) -> tuple:
-    if task not in _TASKS:
-        raise ValueError(f"task must be one of {list(_TASKS)}, got {task!r}.")
-    return _TASKS[task]
+    processor = load_processor(repo_or_dir, task, adapter_kwargs)
+    return ensemble, processor if processor is not None else load_processor(base_model, task, base_kwargs)
 
 
 def _base_class(config: SigmaNormConfig) -> tuple[type, str]:
@@ -237,24 +206,6 @@ def _check_adapter_file(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> None:
             pass
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or cut off ({error}); fetch or save it again.") from error
-
-
-def _load_processor(source: str, task: str, kwargs: dict[str, Any]) -> Any | None:
-    _, processor_class, file_names, _ = _task(task)
-    hub_kwargs = {name: kwargs[name] for name in _HUB_ARGUMENTS if kwargs.get(name) is not None}
-    look_up = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
-    if constants.HF_HUB_OFFLINE:
-        look_up["local_files_only"] = True
-    for name in file_names:
-        if cached_file(
-            source,
-            name,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            **look_up,
-        ):
-            return processor_class.from_pretrained(source, **hub_kwargs)
-    return None
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from .checkpoints import last_complete_checkpoint
 from .evaluation import LabelCheckingCollator, ensemble_metrics
 from .labels import settle_problem_type
-from .layer import MemberLayer
 from .members import active_config, base_model_of, problem_type_of
+from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .training_args import SigmaNEnsTrainingArguments
@@ -119,40 +119,10 @@ class SigmaNEnsTrainer(Trainer):
                 f"optim={self.args.optim!s} chooses its own parameters and cannot keep the learning rates of scalers "
                 "and heads apart; use one such as 'adamw_torch'."
             )
-        self.optimizer = optimizer_class(self._parameter_groups(model or self.model), **optimizer_kwargs)
+        model = model or self.model
+        groups = parameter_groups(model, self.args, decayed=set(self.get_decay_parameter_names(model)))
+        self.optimizer = optimizer_class(groups, **optimizer_kwargs)
         return self.optimizer
-
-    def _parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        args = self.args
-        kinds: dict[str, list[nn.Parameter]] = {
-            "members": [],
-            "scalers": [],
-            "shared": [],
-            "shared_biases": [],
-        }
-        owned = {
-            id(parameter): "scalers" if "sigma_norm_scaler" in name else "members"
-            for layer in model.modules()
-            if isinstance(layer, MemberLayer)
-            for name, parameter in layer.named_parameters()
-        }
-        decayed = set(self.get_decay_parameter_names(model))
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                shared = "shared" if name in decayed else "shared_biases"
-                kinds[owned.get(id(parameter), shared)].append(parameter)
-        rates = {"members": args.learning_rate, "scalers": args.scaler_learning_rate}
-        groups = [
-            {
-                "params": parameters,
-                "lr": rates.get(kind, args.modules_to_save_learning_rate),
-                "weight_decay": args.weight_decay if kind == "shared" else 0.0,
-            }
-            for kind, parameters in kinds.items()
-            # The first group stays even when empty: its rate is the one that is logged.
-            if parameters or kind == "members"
-        ]
-        return groups
 
     def compute_loss(
         self,
