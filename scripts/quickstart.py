@@ -17,7 +17,8 @@ import torch
 import transformers
 from datasets import DatasetDict
 from demo_assets import minilm_folder, sst2_like
-from run_sst2 import ADAPTER_FOLDER, DataArguments, ModelArguments, run
+from run_sst2 import ADAPTER_FOLDER, ModelArguments, run
+from text_splits import DataArguments
 
 from sigma_nens_hf import SigmaNEnsTrainingArguments
 

@@ -1,6 +1,7 @@
 """The layer of the method: a normalisation whose gates and biases every member has of its own."""
 
 import math
+from abc import abstractmethod
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -56,9 +57,9 @@ class MemberLayer(nn.Module, BaseTunerLayer):
             if adapter_name in parameters and parameters[adapter_name].device.type != "meta":
                 parameters[adapter_name].data = parameters[adapter_name].data.to(device)
 
+    @abstractmethod
     def set_member(self, adapter_name: str, member: int) -> None:
         """Write one member into the base layer, which then is that member's plain layer."""
-        raise NotImplementedError
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Refuse peft's merge, which has no place for M members.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import run_sst2
+import text_splits
 import tiny
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
@@ -46,7 +47,7 @@ def arguments(csv_files, checkpoint_folder, tmp_path):
 
 
 def parse(arguments):
-    parser = run_sst2.HfArgumentParser((run_sst2.ModelArguments, run_sst2.DataArguments, SigmaNEnsTrainingArguments))
+    parser = run_sst2.HfArgumentParser((run_sst2.ModelArguments, text_splits.DataArguments, SigmaNEnsTrainingArguments))
     return parser.parse_args_into_dataclasses(arguments)
 
 
@@ -130,16 +131,16 @@ def test_folder_of_another_run_is_left_alone(arguments):
 
 def test_calibration_split_is_carved_from_train_alone(arguments):
     _, data_args, training_args = parse([*arguments, "--max_train_samples", "20"])
-    splits = run_sst2.load_splits(data_args)
+    splits = text_splits.load_splits(data_args)
     assert splits["train"].features["mood"].names == ["negative", "positive"]
-    carved = run_sst2.carve(splits, data_args, training_args.seed)
+    carved = text_splits.carve(splits, data_args, training_args.seed)
     assert {name: len(split) for name, split in carved.items()} == {
         "train": 20,
         "calibration": 2,
         "report": 21,
     }
     data_args.max_train_samples = None
-    carved = run_sst2.carve(splits, data_args, training_args.seed)
+    carved = text_splits.carve(splits, data_args, training_args.seed)
     assert len(carved["train"]) + len(carved["calibration"]) == 60
     assert sorted(carved["train"]["text"][:] + carved["calibration"]["text"][:]) == sorted(splits["train"]["text"][:])
     assert carved["report"]["text"][:] == splits["report"]["text"][:]
@@ -155,7 +156,7 @@ def test_calibration_split_is_carved_from_train_alone(arguments):
 def test_wrong_files_are_named(arguments, changes, message):
     _, data_args, _ = parse([*arguments, *changes])
     with pytest.raises(ValueError, match=message):
-        run_sst2.load_splits(data_args)
+        text_splits.load_splits(data_args)
 
 
 def test_unlabelled_split_is_refused():
@@ -169,7 +170,7 @@ def test_unlabelled_split_is_refused():
         }
     )
     with pytest.raises(ValueError, match="labels of -1: it is unlabelled"):
-        run_sst2.check_splits(splits, run_sst2.DataArguments())
+        text_splits.check_splits(splits, text_splits.DataArguments())
 
 
 def test_unknown_label_is_named():
@@ -180,7 +181,7 @@ def test_unknown_label_is_named():
         }
     )
     with pytest.raises(ValueError, match="maybe"):
-        run_sst2.check_splits(splits, run_sst2.DataArguments())
+        text_splits.check_splits(splits, text_splits.DataArguments())
 
 
 @pytest.mark.slow
