@@ -16,7 +16,7 @@ WHOLE_HEAD = "all"
 # wrap the head over the member heads. They carry no wish of the user: the head is always trained here.
 _NAMES_ADDED_BY_PEFT = frozenset({"classifier", "score"})
 _LARGEST_INIT_SCALER = 16.0
-_TASK_TYPES = (None, "SEQ_CLS")
+_TASK_TYPES = (None, "SEQ_CLS", "TOKEN_CLS")
 # Stands for "no module at all": peft fails on a task model whose `modules_to_save` is empty.
 _NO_MODULE = "sigma_norm_no_module"
 
@@ -44,11 +44,13 @@ class SigmaNormConfig(PeftConfig):
         modules_to_save: Modules that are trained as one copy shared by the members and saved with the adapter. The
             projections of a fresh head that are not replicated are always among them; the head as a whole is the
             business of `member_heads`, so naming "classifier" here changes nothing.
-        num_labels: Number of classes C (outputs for regression). None: that of the model.
+        num_labels: Number of classes C (outputs for regression). None: that of the model; always None for multiple
+            choice, whose classes are the choices of the moment.
         id2label: Class index to name.
         label2id: Class name to index.
         problem_type: "single_label_classification", "multi_label_classification" or "regression", as in
             transformers.
+        pad_token_id: Padding token of a base model that predicts from the last token before it; filled on injection.
         base_model_type: `model_type` of the base model; filled on injection.
         base_model_class: Class of the base model; filled on injection.
         num_adapted_norms: Number of norms that carry members; filled on injection and checked on loading.
@@ -83,6 +85,7 @@ class SigmaNormConfig(PeftConfig):
     id2label: dict[int, str] | None = field(default=None, metadata={"help": "Class index to name."})
     label2id: dict[str, int] | None = field(default=None, metadata={"help": "Class name to index."})
     problem_type: str | None = field(default=None, metadata={"help": "As in transformers."})
+    pad_token_id: int | None = field(default=None, metadata={"help": "Filled on injection."})
     base_model_type: str | None = field(default=None, metadata={"help": "Filled on injection."})
     base_model_class: str | None = field(default=None, metadata={"help": "Filled on injection."})
     num_adapted_norms: int | None = field(default=None, metadata={"help": "Filled on injection."})
@@ -121,7 +124,7 @@ class SigmaNormConfig(PeftConfig):
         if self.branch_layer is not None and self.branch_layer < 0:
             raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")
         if self.task_type not in _TASK_TYPES:
-            raise ValueError(f"task_type must be None or 'SEQ_CLS', got {self.task_type!r}; None serves every task.")
+            raise ValueError(f"task_type must be one of {_TASK_TYPES}, got {self.task_type!r}; None serves every task.")
         if isinstance(self.modules_to_save, str):
             raise ValueError(f"modules_to_save must be a list of module names, got {self.modules_to_save!r}.")
         if self.problem_type not in (None, *PROBLEM_TYPES):
@@ -164,6 +167,11 @@ class SigmaNormConfig(PeftConfig):
     def is_resolved(self) -> bool:
         """Whether the config has been through an injection, so that its lists of modules are exact."""
         return self.num_adapted_norms is not None
+
+    @property
+    def shared_modules_are_exact(self) -> bool:
+        """Whether `shared_modules` lists all of them, so that none of the head's are to be added."""
+        return self._exact_shared_modules is not None
 
     @property
     def shared_modules(self) -> list[str]:

@@ -59,9 +59,7 @@ class LabelCheckingCollator:
             ValueError: A label names no class.
         """
         batch = self.collator(examples)
-        labels = batch.get("labels")
-        if labels is not None:
-            check_labels(labels, self.num_labels, self.problem_type)
+        check_labels(batch, self.num_labels, self.problem_type)
         return batch
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Heads: which projections each architecture's head has, and the projection that every member has of its own."""
+"""Heads: what becomes of their projections, and the projection that every member has of its own."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
+from .architectures import Architecture, architecture_of, task_of_class
 from .config import WHOLE_HEAD, SigmaNormConfig
 from .forward_pass import current_members, split_rows
 from .labels import LabelSet
@@ -14,44 +15,16 @@ from .layer import MemberLayer, select_members
 
 
 @dataclass(frozen=True)
-class HeadLayout:
-    """The linear projections of an architecture's head.
-
-    Attributes:
-        last: Name of the projection onto the classes.
-        before: Names of the projections in front of it, in forward order.
-    """
-
-    last: str
-    before: tuple[str, ...] = ()
-
-    @property
-    def projections(self) -> tuple[str, ...]:
-        """All projections in forward order."""
-        return (*self.before, self.last)
-
-
-# An architecture is supported if it stands here: its head is known and the tests cover it.
-HEAD_LAYOUTS = {
-    "BertForSequenceClassification": HeadLayout("classifier"),
-    "RobertaForSequenceClassification": HeadLayout("classifier.out_proj", ("classifier.dense",)),
-    "DistilBertForSequenceClassification": HeadLayout("classifier", ("pre_classifier",)),
-    "ViTForImageClassification": HeadLayout("classifier"),
-    "Dinov2ForImageClassification": HeadLayout("classifier"),
-}
-
-
-@dataclass(frozen=True)
 class HeadPlan:
     """What becomes of a head's projections.
 
     Attributes:
-        layout: The head's layout.
+        architecture: The model's architecture.
         member: Projections that every member has of its own.
         shared: Projections that are trained as one copy.
     """
 
-    layout: HeadLayout
+    architecture: Architecture
     member: tuple[str, ...]
     shared: tuple[str, ...]
 
@@ -67,34 +40,34 @@ def plan_head(model: PreTrainedModel, config: SigmaNormConfig) -> HeadPlan:
         config: The adapter's config.
 
     Raises:
-        ValueError: The architecture is not supported; `member_heads` names no projection of its head; a head is to be
-            copied into one of another size; or another adapter on the model has the head in another form.
+        ValueError: The architecture is not supported; its head has no outputs, or none by label though `num_labels` is
+            given; `member_heads` names no projection of its head; a head is to be copied into one of another size; or
+            another adapter on the model has the head in another form.
     """
-    architecture = type(model).__name__
-    layout = HEAD_LAYOUTS.get(architecture)
-    if layout is None:
-        raise ValueError(
-            f"{architecture} is not supported; supported are {', '.join(HEAD_LAYOUTS)}. A bare encoder is loaded with "
-            "a head through AutoModelForSequenceClassification or AutoModelForImageClassification, or by "
-            "`ensemble_from_pretrained`."
-        )
+    architecture, name = architecture_of(model), type(model).__name__
+    if config.num_labels is not None and not has_output_per_label(model):
+        raise ValueError(f"{name} scores any number of choices, and they have no names; leave num_labels out.")
+    for output in architecture.outputs:
+        if isinstance(model.get_submodule(output), nn.Identity):
+            raise ValueError(f"The head of this {name} projects onto no classes; load the model with num_labels.")
     if config.member_heads is None:
-        member = (layout.last,)
+        member = architecture.outputs
     elif config.member_heads == WHOLE_HEAD:
-        member = layout.projections
+        member = architecture.projections
     else:
-        unknown = [name for name in config.member_heads if name not in layout.projections]
+        unknown = [wanted for wanted in config.member_heads if wanted not in architecture.projections]
         if unknown:
             raise ValueError(
-                f"member_heads names {unknown}, but the projections of {architecture}'s head are "
-                f"{list(layout.projections)}."
+                f"member_heads names {unknown}, but the projections of {name}'s head are "
+                f"{list(architecture.projections)}."
             )
-        member = tuple(name for name in layout.projections if name in config.member_heads)
-    rest = tuple(name for name in layout.projections if name not in member)
+        member = tuple(projection for projection in architecture.projections if projection in config.member_heads)
+    rest = tuple(projection for projection in architecture.projections if projection not in member)
     if config.head_init == "copy":
         # peft finds shared modules by the end of their name, so DistilBERT's pre_classifier goes with its classifier.
-        rest = tuple(name for name in rest if layout.last in rest and name.endswith(layout.last))
-    plan = HeadPlan(layout, member, rest)
+        outputs = tuple(output for output in architecture.outputs if output in rest)
+        rest = tuple(projection for projection in rest if projection.endswith(outputs))
+    plan = HeadPlan(architecture, member, rest)
     _check_copy(model, config, plan)
     _check_other_adapters(model, config, plan)
     return plan
@@ -102,17 +75,20 @@ def plan_head(model: PreTrainedModel, config: SigmaNormConfig) -> HeadPlan:
 
 def _check_copy(model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan) -> None:
     """Refuse to copy a head into one of another size; a saved adapter brings its own weights and copies nothing."""
-    head = model.get_submodule(plan.layout.last)
-    wanted, copies = config.num_labels, config.head_init == "copy" and not config.is_resolved
-    if copies and isinstance(head, nn.Linear) and wanted not in (None, head.out_features):
-        raise ValueError(
-            f"A head with {head.out_features} outputs cannot be copied into one with {wanted}; use head_init='fresh'."
-        )
+    if config.head_init != "copy" or config.is_resolved or not has_output_per_label(model):
+        return
+    for output in plan.architecture.outputs:
+        head, wanted = model.get_submodule(output), config.num_labels
+        if isinstance(head, nn.Linear) and wanted not in (None, head.out_features):
+            raise ValueError(
+                f"A head with {head.out_features} outputs cannot be copied into one with {wanted}; use "
+                "head_init='fresh'."
+            )
 
 
 def _check_other_adapters(model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan) -> None:
     """Refuse a head that another adapter on the same model holds in another form."""
-    modules = {name: model.get_submodule(name) for name in plan.layout.projections}
+    modules = {name: model.get_submodule(name) for name in plan.architecture.projections}
     as_member = {name for name, module in modules.items() if isinstance(module, MemberLayer)}
     as_shared = {name for name, module in modules.items() if isinstance(module, AuxiliaryTrainingWrapper)}
     clash = sorted(as_member & set(plan.shared) | as_shared & set(plan.member))
@@ -121,18 +97,27 @@ def _check_other_adapters(model: PreTrainedModel, config: SigmaNormConfig, plan:
             f"Another adapter on this model has {clash} in another form (one shared copy here, one for each member "
             "there, or the reverse). Give both the same member_heads, or load them over models of their own."
         )
-    shared_head = modules[plan.layout.last]
-    if isinstance(shared_head, AuxiliaryTrainingWrapper):
-        outputs = shared_head.original_module.out_features
-        if config.num_labels not in (None, outputs):
-            raise ValueError(
-                f"Another adapter on this model has a shared head with {outputs} outputs, this one needs "
-                f"{config.num_labels}. Load them over models of their own."
-            )
+    for output in plan.architecture.outputs:
+        if isinstance(modules[output], AuxiliaryTrainingWrapper) and has_output_per_label(model):
+            outputs = modules[output].original_module.out_features
+            if config.num_labels not in (None, outputs):
+                raise ValueError(
+                    f"Another adapter on this model has a shared head with {outputs} outputs, this one needs "
+                    f"{config.num_labels}. Load them over models of their own."
+                )
 
 
-def size_shared_head(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) -> nn.Linear | None:
-    """Give a shared last projection as many outputs as the adapter has labels, freshly initialised.
+def has_output_per_label(model: PreTrainedModel) -> bool:
+    """Whether a head has one output for every label; for multiple choice it has a single one, the score of a choice.
+
+    Args:
+        model: The base model, of a supported class.
+    """
+    return task_of_class(type(model).__name__) != "multiple-choice"
+
+
+def size_shared_heads(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) -> dict[str, nn.Linear]:
+    """Give shared last projections as many outputs as the adapter has labels, freshly initialised.
 
     Args:
         model: The base model.
@@ -140,14 +125,16 @@ def size_shared_head(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) -
         labels: The adapter's labels.
 
     Returns:
-        The projection that was replaced, None where the size was right.
+        The projections that were replaced, by name.
     """
-    head = model.get_submodule(plan.layout.last)
-    is_shared = plan.layout.last not in plan.member and isinstance(head, nn.Linear)
-    if not is_shared or head.out_features == labels.num_labels:
-        return None
-    model.set_submodule(plan.layout.last, fresh_linear(model, head, labels.num_labels))
-    return head
+    replaced = {}
+    for output in plan.architecture.outputs:
+        head = model.get_submodule(output)
+        is_shared = output not in plan.member and isinstance(head, nn.Linear)
+        if is_shared and has_output_per_label(model) and head.out_features != labels.num_labels:
+            model.set_submodule(output, fresh_linear(model, head, labels.num_labels))
+            replaced[output] = head
+    return replaced
 
 
 def fresh_linear(model: PreTrainedModel, like: nn.Linear, out_features: int) -> nn.Linear:
@@ -185,7 +172,6 @@ class MemberHead(MemberLayer):
             config: Its config.
             model: The base model, whose initialiser draws fresh heads.
             out_features: Number of outputs C.
-
         """
         base = self.base_layer
         if config.head_init == "copy" and base.out_features == out_features:

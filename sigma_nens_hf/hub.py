@@ -13,10 +13,11 @@ from huggingface_hub.errors import EntryNotFoundError
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .architectures import backbone_name, task_of_class
 from .config import SigmaNormConfig
-from .heads import HEAD_LAYOUTS, plan_head
+from .heads import has_output_per_label, plan_head
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
 
 
@@ -31,7 +32,8 @@ def ensemble_from_pretrained(
 
     Args:
         model_id: A model id on the Hub or a local folder.
-        task: "text-classification" or "image-classification", as in `transformers.pipeline`.
+        task: "text-classification", "token-classification", "multiple-choice" or "image-classification", as in
+            `transformers.pipeline`.
         num_members: Number of members M.
         num_labels: Number of classes. None: that of the names in `id2label`, else of the checkpoint's own classifier.
         **kwargs: Fields of `SigmaNormConfig` (`init_scaler_std`, `member_heads`, `modules_to_save`, `id2label`, ...);
@@ -54,27 +56,27 @@ def ensemble_from_pretrained(
         for name in ("num_labels", "id2label", "label2id", "problem_type")
         if (value := getattr(config, name)) is not None
     }
-    with _quiet_loading():
-        model, loading_info = task_classes.model_class.from_pretrained(
-            model_id, **label_kwargs, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
-        )
+    model, loading_info = _load_base_model(task_classes.model_class, model_id, **label_kwargs, **kwargs)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(f"{model_id} is an adapter, not a checkpoint; load it with `load_ensemble`.")
     absent = _absent_modules(loading_info)
-    layout = plan_head(model, config).layout
+    architecture = plan_head(model, config).architecture
+    lacks_outputs = bool(absent & set(architecture.outputs))
     if config.head_init == "auto":
-        config.head_init = "fresh" if absent & set(layout.projections) else "copy"
-    elif config.head_init == "copy" and layout.last in absent:
+        config.head_init = "fresh" if absent & set(architecture.projections) else "copy"
+    elif config.head_init == "copy" and lacks_outputs:
         raise ValueError(f"{model_id} brings no classifier of this size to copy; use head_init='fresh'.")
-    if config.num_labels is None and layout.last in absent:
+    if lacks_outputs and config.num_labels is None and has_output_per_label(model):
         raise ValueError(f"{model_id} brings no classifier that tells the number of classes; pass num_labels.")
     plan = plan_head(model, config)
-    to_train = _shareable(model, absent - set(plan.member))
-    if to_train:
-        config.modules_to_save = [*config.shared_modules, *to_train]
+    # What came with the checkpoint stays as it came, but for outputs, which are trained, and what peft takes for them.
+    outputs = tuple(name for name in plan.shared if name in architecture.outputs)
+    shared = [name for name in plan.shared if name in absent or name.endswith(outputs)]
+    config.resolve_shared_modules([*config.shared_modules, *shared, *_shareable(model, absent - set(plan.member))])
     config.revision = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
-    ensemble = get_peft_model(model, config)
-    return ensemble, load_processor(model_id, task, kwargs)
+    processor = load_processor(model_id, task, kwargs)
+    _settle_padding(model, processor)
+    return get_peft_model(model, config), processor
 
 
 def load_ensemble(
@@ -115,14 +117,13 @@ def load_ensemble(
     base_model = base_model or config.base_model_name_or_path
     if not base_model:
         raise ValueError(f"The adapter in {repo_or_dir} does not say what its base model is; pass base_model.")
-    model_class, task = _base_class(config)
+    task = task_of_class(config.base_model_class)
     if config.revision is not None and not os.path.isdir(base_model):
         base_kwargs["revision"] = config.revision
     try:
-        with _quiet_loading():
-            model, loading_info = model_class.from_pretrained(
-                base_model, output_loading_info=True, ignore_mismatched_sizes=True, **base_kwargs
-            )
+        model, loading_info = _load_base_model(
+            getattr(transformers, config.base_model_class), base_model, **base_kwargs
+        )
     except OSError as error:
         raise ValueError(
             f"The adapter's base model {base_model} cannot be loaded; if it is elsewhere, pass base_model. {error}"
@@ -135,17 +136,42 @@ def load_ensemble(
     except KeyError as error:
         raise ValueError(f"The adapter in {repo_or_dir} lacks the weights {error}.") from error
     processor = load_processor(repo_or_dir, task, adapter_kwargs)
-    return ensemble, processor if processor is not None else load_processor(base_model, task, base_kwargs)
+    if processor is None:
+        processor = load_processor(base_model, task, base_kwargs)
+    _settle_padding(model, processor)
+    return ensemble, processor
 
 
-def _base_class(config: SigmaNormConfig) -> tuple[type, str]:
-    """Return the class of an adapter's base model and its task."""
-    name = config.base_model_class
-    # A name from a downloaded file: only classes known here are ever looked up.
-    if name not in HEAD_LAYOUTS:
-        raise ValueError(f"The adapter's base model is of class {name}, which is not supported.")
-    task = "image-classification" if name.endswith("ForImageClassification") else "text-classification"
-    return getattr(transformers, name), task
+def _load_base_model(model_class: type, source: str, **kwargs: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a base model and tell what its checkpoint lacked.
+
+    Raises:
+        ValueError: transformers has no model of this class for the checkpoint.
+    """
+    try:
+        with _quiet_loading():
+            return model_class.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        kind = str(error).partition("Config'>")[0].rpartition(".")[2]
+        raise ValueError(
+            f"transformers {transformers.__version__} has no {kind} model for {model_class.__name__}, so {source} has "
+            "no head that members could have of their own."
+        ) from error
+
+
+def _settle_padding(model: PreTrainedModel, processor: Any) -> None:
+    """Let a decoder's tokenizer pad, and model and tokenizer agree on the token; many decoders come without one."""
+    if not isinstance(processor, PreTrainedTokenizerBase):
+        return
+    text_config = model.config.get_text_config()
+    if processor.pad_token_id is None and text_config.pad_token_id is not None:
+        processor.pad_token = processor.convert_ids_to_tokens(text_config.pad_token_id)
+    elif processor.pad_token_id is None:
+        processor.pad_token = processor.eos_token
+    if text_config.pad_token_id is None:
+        text_config.pad_token_id = processor.pad_token_id
 
 
 def _absent_modules(loading_info: dict[str, Any]) -> set[str]:
@@ -160,7 +186,7 @@ def _shareable(model: PreTrainedModel, absent: set[str]) -> list[str]:
     Raises:
         ValueError: A part of the backbone is absent; training adapters over random weights helps nobody.
     """
-    backbone = f"{model.base_model_prefix}."
+    backbone = f"{backbone_name(model)}."
     lost = sorted(name for name in absent if name.startswith(backbone) and ".pooler" not in name)
     if lost:
         raise ValueError(

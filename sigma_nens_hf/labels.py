@@ -1,12 +1,15 @@
 """The labels of a task: their names on a model, and whether given ones can be right."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 IGNORED_LABEL = -100
+SINGLE_LABEL = "single_label_classification"
+_SINGLE_LABEL_TASKS = ("token-classification", "multiple-choice")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,21 @@ class LabelSet:
         id2label = {index: f"LABEL_{index}" for index in range(config.num_labels)}
         return cls(config.num_labels, id2label, {name: i for i, name in id2label.items()}, problem_type)
 
+    def for_task(self, task: str) -> "LabelSet":
+        """Settle the problem type where a task leaves no choice.
+
+        Args:
+            task: Name of the task.
+
+        Raises:
+            ValueError: The problem type is not one of the task.
+        """
+        if task not in _SINGLE_LABEL_TASKS:
+            return self
+        if self.problem_type not in (None, SINGLE_LABEL):
+            raise ValueError(f"problem_type={self.problem_type!r} is not possible for {task}.")
+        return replace(self, problem_type=SINGLE_LABEL)
+
     def put_on_model(self, model: nn.Module) -> None:
         """Set the labels on a transformers model and on its config."""
         model.config.id2label = dict(self.id2label)
@@ -73,26 +91,30 @@ def settle_problem_type(config: Any, labels: torch.Tensor) -> None:
         elif labels.is_floating_point():
             config.problem_type = "multi_label_classification"
         else:
-            config.problem_type = "single_label_classification"
+            config.problem_type = SINGLE_LABEL
 
 
-def check_labels(labels: torch.Tensor, num_labels: int, problem_type: str | None) -> None:
+def check_labels(inputs: Mapping[str, Any], num_labels: int | None, problem_type: str | None) -> None:
     """Refuse class indices that name no class.
 
     Labels on an accelerator are not looked at, which would force a synchronisation; the trainer checks them before
     they get there.
 
     Args:
-        labels: Labels of any shape.
-        num_labels: Number of classes C.
+        inputs: A batch; its `labels` may have any shape, or be absent.
+        num_labels: Number of classes C. None: the classes are the choices of the batch.
         problem_type: As in transformers.
 
     Raises:
         ValueError: A class index is neither in 0 to C - 1 nor the ignored index -100.
     """
-    if labels.is_floating_point() or labels.device.type != "cpu" or torch.compiler.is_compiling():
+    labels = inputs.get("labels")
+    if labels is None or labels.is_floating_point() or labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    if num_labels == 1 or problem_type in ("regression", "multi_label_classification"):
+    if num_labels is None:
+        tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+        num_labels = tokens.shape[1]
+    elif num_labels == 1 or problem_type in ("regression", "multi_label_classification"):
         return
     wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= num_labels)]
     if wrong.numel():

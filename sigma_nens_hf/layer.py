@@ -6,10 +6,10 @@ from abc import abstractmethod
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from torch.nn import functional
 
 from .config import SigmaNormConfig
 from .forward_pass import current_members, split_rows
+from .norm_formulas import NormFormula
 
 
 class MemberLayer(nn.Module, BaseTunerLayer):
@@ -86,27 +86,37 @@ def select_members(stacked: torch.Tensor, members: tuple[int, ...]) -> torch.Ten
 
 
 class SigmaNormLayer(MemberLayer):
-    r"""A layer norm with sigmoid-scaled gains, one set of gates and biases per member.
+    r"""A norm with sigmoid-scaled gains, one set of gates and biases per member.
 
     $$\mathrm{sigmaNorm}_m(x) = \sigma(g_m) \cdot s \cdot \hat x + b_m, \qquad s = w / \sigma(g_0)$$
 
-    with x^ the input normalised to mean 0 and variance 1, w the pretrained weight and g0 = `init_scaler`. At g_m = g0
-    and b_m = the pretrained bias a member is the pretrained norm, for a w of any sign and size.
+    with x^ the input normalised to mean 0 and variance 1 (an RMS norm's to mean square 1), w the pretrained weight and
+    g0 = `init_scaler`. At g_m = g0 and b_m = the pretrained bias a member is the pretrained norm, for a w of any sign
+    and size.
 
     Source: sigma-N-Ens (arXiv 2607.23860); its parents are sigma-BN (arXiv 2204.06404) and TS-sigma-BN
     (arXiv 2512.20420). The signed reconstruction scale s is this package's own: the paper's conversion is reported to
     ask for positive w.
 
     Args:
-        base_layer: The pretrained norm, an `nn.LayerNorm` over the last dimension.
+        base_layer: The pretrained norm, of a kind whose `NormFormula` is known.
+
+    Raises:
+        ValueError: It is not.
     """
 
     adapter_layer_names = ("sigma_norm_scaler", "sigma_norm_bias")
     other_param_names = ("init_scaler",)
 
-    def __init__(self, base_layer: nn.LayerNorm):
+    def __init__(self, base_layer: nn.Module):
         super().__init__(base_layer)
+        self.formula = NormFormula.of(base_layer)
         self.init_scaler: dict[str, float] = {}
+
+    @property
+    def base_bias(self) -> torch.Tensor | None:
+        """The pretrained bias (D,), None where the norm has none."""
+        return getattr(self.base_layer, "bias", None)
 
     def update_layer(self, adapter_name: str, config: SigmaNormConfig) -> None:
         """Add the scalers and biases (M, D) of one adapter.
@@ -119,8 +129,8 @@ class SigmaNormLayer(MemberLayer):
         device = self.base_layer.weight.device
         noise = torch.randn(num_members, size, device=device) * config.init_scaler_std
         bias = None
-        if config.member_bias and self.base_layer.bias is not None:
-            bias = self.base_layer.bias.detach().float().repeat(num_members, 1)
+        if config.member_bias and self.base_bias is not None:
+            bias = self.base_bias.detach().float().repeat(num_members, 1)
         self.init_scaler[adapter_name] = config.init_scaler
         self.add_parameters(adapter_name, config, sigma_norm_scaler=config.init_scaler + noise, sigma_norm_bias=bias)
 
@@ -143,11 +153,13 @@ class SigmaNormLayer(MemberLayer):
         gain = select_members(self.gates(adapter_name), members) * scale
         if adapter_name in self.sigma_norm_bias:
             return gain, select_members(self.sigma_norm_bias[adapter_name], members)
-        bias = self.base_layer.bias
-        return gain, None if bias is None else bias[None]
+        return gain, None if self.base_bias is None else self.base_bias[None]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Normalise (M * B, ..., D) rows, each with the gain and bias of its member.
+        """Normalise the M * B rows, each with the gain and bias of its member.
+
+        Args:
+            hidden_states: (M * B, ..., D), or (M * B, D, ...) where the norm's features come first.
 
         Raises:
             RuntimeError: The layer is called outside a forward pass of its whole model.
@@ -160,14 +172,10 @@ class SigmaNormLayer(MemberLayer):
         gain = gain.to(hidden_states.dtype)
         if bias is not None:
             bias = bias.to(hidden_states.dtype).expand_as(gain)
-        # One fused layer norm a member is several times cheaper on a CPU than normalising once and scaling apart.
+        # One fused norm a member is several times cheaper on a CPU than normalising once and scaling apart.
         rows = split_rows(hidden_states, len(members))
-        shape, eps = self.base_layer.normalized_shape, self.base_layer.eps
         return torch.cat(
-            [
-                functional.layer_norm(rows[i], shape, gain[i], None if bias is None else bias[i], eps)
-                for i in range(len(members))
-            ]
+            [self.formula(rows[i], gain[i], None if bias is None else bias[i]) for i in range(len(members))]
         )
 
     @torch.no_grad()
@@ -176,4 +184,4 @@ class SigmaNormLayer(MemberLayer):
         gain, bias = self.affine(adapter_name, (member,))
         self.base_layer.weight.copy_(gain[0])
         if bias is not None:
-            self.base_layer.bias.copy_(bias[0])
+            self.base_bias.copy_(bias[0])

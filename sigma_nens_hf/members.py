@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .forward_pass import CheckpointWithMembers, ForwardPass, replay_blocks_with_members, state
-from .labels import check_labels
+from .labels import SINGLE_LABEL, check_labels, settle_problem_type
 from .outputs import reduce_members
 
 # Arguments whose first dimension is never the batch, whatever their size.
@@ -147,10 +147,13 @@ class ExpandMembers:
         if base_model.get_submodule(self.layer_name).disable_adapters:
             state.forward_pass = ForwardPass(self.model_number, None, 0, return_dict, state.forward_pass)
             return (), kwargs
+        if kwargs.get("cache", kwargs.get("past_key_values")) is not None:
+            raise ValueError("A cache of keys and values cannot be given: its rows are not those of the members.")
         config = base_model.peft_config[self.active_adapter(base_model)]
         members = dict(reversed(state.subsets)).get(self.model_number) or tuple(range(config.num_members))
         if kwargs.get("labels") is not None:
-            check_labels(kwargs["labels"], config.num_labels, base_model.config.problem_type)
+            settle_problem_type(base_model.config, kwargs["labels"])
+        check_labels(kwargs, config.num_labels, base_model.config.problem_type)
         batch_size = _batch_size(base_model, kwargs)
         forward_pass = ForwardPass(
             self.model_number, members, len(members) * batch_size, return_dict, state.forward_pass
@@ -159,6 +162,8 @@ class ExpandMembers:
         if base_model.training and torch.is_grad_enabled():
             replay_blocks_with_members(base_model)
         state.forward_pass = forward_pass
+        if getattr(base_model.config, "use_cache", False):
+            expanded["use_cache"] = False  # a cache of all members' rows would serve nobody
         return (), {**expanded, "return_dict": True}
 
 
@@ -190,7 +195,7 @@ def problem_type_of(config: Any) -> str:
     """Return the problem type of a model's config, as transformers would settle it for integer labels."""
     if config.problem_type is not None:
         return config.problem_type
-    return "regression" if config.num_labels == 1 else "single_label_classification"
+    return "regression" if config.num_labels == 1 else SINGLE_LABEL
 
 
 @lru_cache

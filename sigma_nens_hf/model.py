@@ -11,8 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .adapter_weights import check_finite, check_weights
+from .architectures import task_of_class
 from .config import SigmaNormConfig
-from .heads import HeadPlan, MemberHead, plan_head, size_shared_head
+from .heads import HeadPlan, MemberHead, has_output_per_label, plan_head, size_shared_heads
 from .labels import LabelSet
 from .layer import MemberLayer, SigmaNormLayer
 from .members import base_model_of, install_hooks, remove_hooks
@@ -45,8 +46,8 @@ class SigmaNormModel(BaseTuner):
     _head_plan: HeadPlan | None = None
     # The base model's own labels, shown again while adapters are disabled and after unloading.
     _base_labels: LabelSet | None = None
-    # Name and module of a base head that a shared one of another size has replaced. In a tuple, it is no submodule.
-    _replaced_head: tuple[str, nn.Linear] | None = None
+    # Projections of the base head that shared ones of another size have replaced, by name.
+    _replaced_heads: dict[str, nn.Linear] | None = None
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Inject one adapter and put the hooks on the model; peft's arguments."""
@@ -87,16 +88,32 @@ class SigmaNormModel(BaseTuner):
                 f"{peft_config.base_model_name_or_path}, and make a new SigmaNormConfig for every other one."
             )
         shared = resolve_shared_modules(model, peft_config, plan, norms)
-        labels = LabelSet.of_adapter(peft_config, default=self._base_labels)
-        replaced_head = size_shared_head(model, plan, labels)
-        if replaced_head is not None:
-            self._replaced_head = (plan.layout.last, replaced_head)
+        labels = LabelSet.of_adapter(peft_config, default=self._base_labels).for_task(
+            task_of_class(type(model).__name__)
+        )
+        self._replaced_heads = {**size_shared_heads(model, plan, labels), **(self._replaced_heads or {})}
 
         self._norm_names, self._head_plan = frozenset(norms), plan
         peft_config.resolve_shared_modules(shared)
-        peft_config.num_labels = labels.num_labels
-        peft_config.id2label, peft_config.label2id = labels.id2label, labels.label2id
         peft_config.problem_type = labels.problem_type
+        if has_output_per_label(model):
+            peft_config.num_labels = labels.num_labels
+            peft_config.id2label, peft_config.label2id = labels.id2label, labels.label2id
+        if plan.architecture.pools_last_token:
+            self._settle_padding(peft_config, model)
+
+    @staticmethod
+    def _settle_padding(peft_config: SigmaNormConfig, model: PreTrainedModel) -> None:
+        """Let model and adapter agree on the padding token; members make a batch even of a single example."""
+        text_config = model.config.get_text_config()
+        if text_config.pad_token_id is None:
+            text_config.pad_token_id = peft_config.pad_token_id
+        if text_config.pad_token_id is None:
+            raise ValueError(
+                f"{type(model).__name__} predicts from the last token before the padding, but its config names no "
+                "padding token. Set `model.config.pad_token_id`, to `tokenizer.eos_token_id` where there is no other."
+            )
+        peft_config.pad_token_id = text_config.pad_token_id
 
     def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool:
         return key in self._norm_names or key in self._head_plan.member
@@ -118,8 +135,9 @@ class SigmaNormModel(BaseTuner):
         else:
             if not isinstance(target, MemberLayer):
                 layer = MemberHead(target)
-            is_last = current_key == self._head_plan.layout.last
-            out_features = peft_config.num_labels if is_last else layer.base_layer.out_features
+            out_features = layer.base_layer.out_features
+            if current_key in self._head_plan.architecture.outputs and has_output_per_label(self.model):
+                out_features = peft_config.num_labels
             layer.update_layer(adapter_name, peft_config, self.model, out_features)
         if layer is not target:
             if adapter_name not in self.active_adapters:
@@ -178,8 +196,8 @@ class SigmaNormModel(BaseTuner):
             if isinstance(module, AuxiliaryTrainingWrapper):
                 module.set_adapter([])  # or peft would leave the trained copies in place
         model = super().unload()
-        if self._replaced_head is not None:
-            model.set_submodule(*self._replaced_head)
+        for name, head in (self._replaced_heads or {}).items():
+            model.set_submodule(name, head)
         self._remove_traces()
         return model
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
+from .architectures import architecture_of, backbone_name
 from .config import SigmaNormConfig
 from .layer import SigmaNormLayer
+from .norm_formulas import NormFormula, is_norm
 
 
 def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
@@ -24,27 +26,35 @@ def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
         ValueError: No norm is left; a target is no norm or lies outside the backbone; a norm is of a kind whose
             formula is not known here; a pattern matches nothing; `branch_layer` is beyond the last block.
     """
-    backbone = f"{model.base_model_prefix}."
+    backbone = backbone_name(model)
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if name.startswith(backbone) and _is_norm(module) and not _is_inside_member_layer(name)
+        if name.startswith(f"{backbone}.") and _is_norm(module) and not _is_inside_member_layer(name)
+    }
+    unfit = {
+        name: reason
+        for end, reason in architecture_of(model).without_members.items()
+        for name in candidates
+        if name.endswith(f".{end}")
     }
     if config.target_modules is None:
-        names = list(candidates)
+        names = [name for name in candidates if name not in unfit]
     else:
         every_name = [name for name, _ in model.named_modules() if name and not _is_inside_member_layer(name)]
         names = _matching("target_modules", config.target_modules, every_name)
-        for name in names:
-            if name not in candidates:
-                kind = type(model.get_submodule(name)).__name__
-                raise ValueError(
-                    f"target_modules matches {name!r}, a {kind}, but only norms of the backbone "
-                    f"({model.base_model_prefix}) can carry members. Its norms are: {_short_list(list(candidates))}."
-                )
     if config.exclude_modules:
         excluded = set(_matching("exclude_modules", config.exclude_modules, names))
         names = [name for name in names if name not in excluded]
+    for name in names:
+        if name not in candidates:
+            kind = type(model.get_submodule(name)).__name__
+            raise ValueError(
+                f"target_modules matches {name!r}, a {kind}, but only norms of the backbone "
+                f"({backbone}) can carry members. Its norms are: {_short_list(list(candidates))}."
+            )
+        if name in unfit:
+            raise ValueError(f"target_modules matches {name!r}, which cannot carry members: {unfit[name]}.")
     if config.branch_layer is not None:
         names = _from_block_on(model, names, config.branch_layer)
     if not names:
@@ -55,10 +65,7 @@ def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    if isinstance(module, SigmaNormLayer):
-        return True
-    by_class = isinstance(module, nn.LayerNorm) or re.search(r"(Layer|RMS)Norm$", type(module).__name__)
-    return bool(by_class) and getattr(module, "weight", None) is not None
+    return isinstance(module, SigmaNormLayer) or is_norm(module)
 
 
 def _is_inside_member_layer(name: str) -> bool:
@@ -66,12 +73,11 @@ def _is_inside_member_layer(name: str) -> bool:
 
 
 def _check_formula(name: str, module: nn.Module) -> None:
-    norm = module.base_layer if isinstance(module, SigmaNormLayer) else module
-    if not isinstance(norm, nn.LayerNorm) or len(norm.normalized_shape) != 1:
-        raise ValueError(
-            f"{name} is a {type(norm).__name__}. Only layer norms over the last dimension are supported so far; "
-            "leave it out with `exclude_modules`."
-        )
+    if not isinstance(module, SigmaNormLayer):
+        try:
+            NormFormula.of(module)
+        except ValueError as error:
+            raise ValueError(f"{name}, {error}. Leave it out with `exclude_modules`.") from error
 
 
 def _matching(field: str, patterns: str | Sequence[str], names: list[str]) -> list[str]:
@@ -100,8 +106,7 @@ def _matching(field: str, patterns: str | Sequence[str], names: list[str]) -> li
 
 def _from_block_on(model: PreTrainedModel, names: list[str], branch_layer: int) -> list[str]:
     """Keep the norms of blocks from `branch_layer` on and those that come after all blocks."""
-    stacks = _block_lists(model)
-    blocks = [f"{stack}.{i}." for stack, modules in stacks.items() for i in range(len(modules))]
+    blocks = [f"{stack}.{i}." for stack in _block_lists(model) for i in range(len(model.get_submodule(stack)))]
     if branch_layer >= len(blocks):
         raise ValueError(
             f"branch_layer={branch_layer} is beyond the last of the {len(blocks)} blocks of {type(model).__name__}, "
@@ -113,17 +118,17 @@ def _from_block_on(model: PreTrainedModel, names: list[str], branch_layer: int) 
     return [name for name in names if name in kept]
 
 
-def _block_lists(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
-    """Return the outermost lists of transformer blocks in the backbone: those whose modules hold norms."""
-    lists: dict[str, nn.ModuleList] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or any(name.startswith(f"{outer}.") for outer in lists):
-            continue
-        if name.startswith(f"{model.base_model_prefix}.") and all(
-            any(_is_norm(inner) for inner in block.modules()) for block in module
-        ):
-            lists[name] = module
-    return lists
+def _block_lists(model: PreTrainedModel) -> list[str]:
+    """Return the names of the lists of blocks in the backbone: the innermost whose every module holds norms."""
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module)
+        and name.startswith(f"{backbone_name(model)}.")
+        and all(any(_is_norm(inner) for inner in block.modules()) for block in module)
+    ]
+    return [name for name in lists if not any(other.startswith(f"{name}.") for other in lists)]
 
 
 def _short_list(names: list[str], most: int = 6) -> str:

@@ -48,12 +48,14 @@ def reduce_members(output: ModelOutput, num_members: int, num_rows: int, problem
 
     Returns:
         An output of a subclass of the base model's output class: `logits` and every further field of logits (B, ...)
-        reduced as by `ensemble_logits`; `member_logits` (B, M, ...); hidden states and attentions (B, M, ...); the
-        loss as it was, the mean over members. In batch-first form gathering and truncation act on examples.
+        reduced as by `ensemble_logits`; `member_logits` (B, M, ...); hidden states and attentions (B, M, ...), or
+        (B * K, M, ...) where the model has K rows an example; the loss as it was, the mean over members. In batch-first
+        form gathering and truncation act on examples.
     """
 
     def batch_first(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == num_rows:
+        # Of choices and of windows there are several rows an example; they stay rows, as in the base model's output.
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] % num_rows == 0:
             return value.unflatten(0, (num_members, -1)).transpose(0, 1)
         if isinstance(value, tuple | list):
             return type(value)(batch_first(item) for item in value)

@@ -21,7 +21,7 @@ def resolve_shared_modules(
         ValueError: A named module does not exist, or overlaps with one that every member has of its own.
     """
     every_name = [name for name, _ in model.named_modules()]
-    resolved = [] if config.is_resolved else list(plan.shared)
+    resolved = [] if config.shared_modules_are_exact else list(plan.shared)
     for wanted in config.shared_modules:
         found = [name for name in every_name if name == wanted or name.endswith(f".{wanted}")]
         if not found:

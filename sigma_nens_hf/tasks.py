@@ -7,7 +7,9 @@ from huggingface_hub import constants
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
+    AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 from transformers.utils import cached_file
@@ -33,13 +35,11 @@ class Task:
     peft_task_type: str | None
 
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
 TASKS = {
-    "text-classification": Task(
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model"),
-        "SEQ_CLS",
-    ),
+    "text-classification": Task(AutoModelForSequenceClassification, AutoTokenizer, _TOKENIZER_FILES, "SEQ_CLS"),
+    "token-classification": Task(AutoModelForTokenClassification, AutoTokenizer, _TOKENIZER_FILES, "TOKEN_CLS"),
+    "multiple-choice": Task(AutoModelForMultipleChoice, AutoTokenizer, _TOKENIZER_FILES, None),
     "image-classification": Task(
         AutoModelForImageClassification, AutoImageProcessor, ("preprocessor_config.json",), None
     ),
