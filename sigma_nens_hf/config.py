@@ -1,6 +1,7 @@
 """The configuration of one sigma-norm adapter, and everything that makes the adapter self-contained."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,13 @@ _LARGEST_INIT_SCALER = 16.0
 _TASK_TYPES = (None, "SEQ_CLS", "TOKEN_CLS")
 # Stands for "no module at all": peft fails on a task model whose `modules_to_save` is empty.
 _NO_MODULE = "sigma_norm_no_module"
+
+
+class _ExactNames(list):
+    """Names that stay as they are when peft appends its own, which for token classification it does after injection."""
+
+    def extend(self, names: Iterable[str]) -> None:
+        super().extend(name for name in names if name not in _NAMES_ADDED_BY_PEFT)
 
 
 @dataclass
@@ -188,7 +196,7 @@ class SigmaNormConfig(PeftConfig):
             names: Full module names in the base model; may be empty.
         """
         self._exact_shared_modules = tuple(names)
-        self.modules_to_save = list(names) or [_NO_MODULE]
+        self.modules_to_save = _ExactNames(names or [_NO_MODULE])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data, as they are written into `adapter_config.json`."""

@@ -1,5 +1,7 @@
 """Heads: what becomes of their projections, and the projection that every member has of its own."""
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -132,16 +134,17 @@ def size_shared_heads(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) 
         head = model.get_submodule(output)
         is_shared = output not in plan.member and isinstance(head, nn.Linear)
         if is_shared and has_output_per_label(model) and head.out_features != labels.num_labels:
-            model.set_submodule(output, fresh_linear(model, head, labels.num_labels))
+            model.set_submodule(output, fresh_linear(model, output, head, labels.num_labels))
             replaced[output] = head
     return replaced
 
 
-def fresh_linear(model: PreTrainedModel, like: nn.Linear, out_features: int) -> nn.Linear:
+def fresh_linear(model: PreTrainedModel, name: str, like: nn.Linear, out_features: int) -> nn.Linear:
     """Return a projection initialised as its model initialises new ones.
 
     Args:
         model: The base model.
+        name: Full name of the projection.
         like: The projection that it replaces: same inputs, same bias or none, same device and dtype.
         out_features: Its number of outputs.
     """
@@ -150,6 +153,12 @@ def fresh_linear(model: PreTrainedModel, like: nn.Linear, out_features: int) -> 
         like.in_features, out_features, bias=like.bias is not None, device=weight.device, dtype=weight.dtype
     )
     model._init_weights(linear)
+    # ModernBERT, CLIP and SigLIP scale their classifier by a rule of the whole model. A model with nothing else in it
+    # shows that rule and keeps it from everything else.
+    shell = copy.copy(model)
+    shell._modules = {name: linear}
+    with suppress(AttributeError):
+        shell._init_weights(shell)
     return linear
 
 
@@ -163,7 +172,7 @@ class MemberHead(MemberLayer):
     adapter_layer_names = ("sigma_norm_head_weight", "sigma_norm_head_bias")
 
     def update_layer(
-        self, adapter_name: str, config: SigmaNormConfig, model: PreTrainedModel, out_features: int
+        self, adapter_name: str, config: SigmaNormConfig, model: PreTrainedModel, name: str, out_features: int
     ) -> None:
         """Add the weights (M, C, D) and biases (M, C) of one adapter.
 
@@ -171,13 +180,14 @@ class MemberHead(MemberLayer):
             adapter_name: The adapter.
             config: Its config.
             model: The base model, whose initialiser draws fresh heads.
+            name: Full name of the projection in it.
             out_features: Number of outputs C.
         """
         base = self.base_layer
         if config.head_init == "copy" and base.out_features == out_features:
             linears = [base] * config.num_members
         else:
-            linears = [fresh_linear(model, base, out_features) for _ in range(config.num_members)]
+            linears = [fresh_linear(model, name, base, out_features) for _ in range(config.num_members)]
         self.add_parameters(
             adapter_name,
             config,

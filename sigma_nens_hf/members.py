@@ -138,8 +138,10 @@ class ExpandMembers:
 
     def __call__(self, base_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Bind the arguments to their names, repeat those that hold examples, and open the forward pass."""
-        if args:
-            kwargs = {**dict(zip(_parameter_names(type(base_model).forward), args, strict=False)), **kwargs}
+        known = _parameter_names(type(base_model).forward)
+        kwargs = {**dict(zip(known, args, strict=False)), **kwargs}
+        # peft's task classes pass empty arguments of text models on, over which models of images stumble.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name in known}
         return_dict = kwargs.get("return_dict")
         if state.forward_pass is not None and state.forward_pass.model == self.model_number:
             # A model does not call itself: an interrupt, which no hook is told of, has left an earlier pass open.

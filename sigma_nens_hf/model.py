@@ -138,7 +138,7 @@ class SigmaNormModel(BaseTuner):
             out_features = layer.base_layer.out_features
             if current_key in self._head_plan.architecture.outputs and has_output_per_label(self.model):
                 out_features = peft_config.num_labels
-            layer.update_layer(adapter_name, peft_config, self.model, out_features)
+            layer.update_layer(adapter_name, peft_config, self.model, current_key, out_features)
         if layer is not target:
             if adapter_name not in self.active_adapters:
                 layer.requires_grad_(False)

@@ -51,7 +51,7 @@ class NormFormula:
         if sum(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters) != 1:
             raise ValueError(f"a {kind}, is fused with other operations: it takes more than its input")
         for channels_first in (False, True):
-            for subtracts_mean in (True, False):
+            for subtracts_mean in (True, False) if eps is not None else (False,):
                 formula = cls(subtracts_mean, eps, channels_first)
                 if formula._agrees_with(norm):
                     return formula

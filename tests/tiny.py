@@ -4,6 +4,7 @@ The weights are drawn wide (`initializer_range` .5 or more): with the usual .02 
 no test could tell a right answer from a wrong one.
 """
 
+import pytest
 import torch
 import transformers
 from peft import PeftModel, get_peft_model
@@ -103,8 +104,11 @@ TOKEN_ARCHITECTURES = [name for name in ARCHITECTURES if name.endswith("-token")
 CHOICE_ARCHITECTURES = [name for name in ARCHITECTURES if name.endswith("-choice")]
 TEXT_ARCHITECTURES = [name for name in ARCHITECTURES if name not in IMAGE_ARCHITECTURES]
 SEQUENCE_ARCHITECTURES = [name for name in TEXT_ARCHITECTURES if "-" not in name]
-# One of each kind, for what does not depend on the architecture.
-REPRESENTATIVES = ["bert", "roberta", "distilbert", "llama", "vit", "convnext", "bert-token", "bert-choice"]
+
+
+def representatives(*fast: str) -> list:
+    """All architectures, of which some stand for the rest in the fast tests."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 
 
 def model_class(architecture: str) -> type:

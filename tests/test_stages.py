@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+
+import pytest
+import stages
+from script_runs import NUM_REPORT, SCRIPTS, command_line, launch_two_processes
+from transformers import TrainerCallback
+
+from sigma_nens_hf import SigmaNEnsTrainer, load_ensemble
+
+STREAMING = ["--streaming", "--max_steps", "12"]
+
+
+@pytest.fixture(params=list(SCRIPTS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def main(kind):
+    return SCRIPTS[kind].main
+
+
+@pytest.fixture
+def arguments(kind, checkpoint_folder, tmp_path):
+    architecture = {"text": "bert", "image": "vit"}[kind]
+    return command_line(kind, tmp_path, checkpoint_folder(architecture, encoder_only=True))
+
+
+@pytest.mark.parametrize("kind", ["text"])
+def test_finished_stages_are_not_repeated(main, arguments, monkeypatch):
+    first = main(arguments)
+    monkeypatch.setattr(stages, "train_stage", None)
+    assert main(arguments) == first
+
+
+@pytest.mark.parametrize("kind", ["text"])
+def test_folder_of_another_run_is_left_alone(main, arguments):
+    main(arguments)
+    with pytest.raises(ValueError, match=r"other settings \(model.num_members: 3 then, 2 now\)"):
+        main([*arguments, "--num_members", "2"])
+
+
+def test_streamed_run_trains_and_reports_every_example_once(main, arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr("splits.PIECE", 8)
+    single, ensemble = main([*arguments, *STREAMING])
+    assert (single.num_members, ensemble.num_members) == (1, 3)
+    assert single.num_examples == ensemble.num_examples == NUM_REPORT
+    state = json.loads((tmp_path / "out" / "ensemble" / "checkpoint-12" / "trainer_state.json").read_text())
+    assert state["global_step"] == 12
+    load_ensemble(tmp_path / "out" / "ensemble" / "adapter")
+
+
+def test_stream_without_a_number_of_steps_is_refused(main, arguments):
+    with pytest.raises(ValueError, match="with streaming pass max_steps"):
+        main([*arguments, "--streaming"])
+
+
+class Killed(BaseException):
+    pass
+
+
+class KillAtStep(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if "ensemble" in args.output_dir and state.global_step == 10:
+            raise Killed
+
+
+class CountSteps(TrainerCallback):
+    def __init__(self):
+        self.steps = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps.append((Path(args.output_dir).name, state.global_step))
+
+
+def trainer_with(callback):
+    class Trainer(SigmaNEnsTrainer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs, callbacks=[callback])
+
+    return Trainer
+
+
+@pytest.mark.parametrize(("kind", "how"), [("text", []), ("image", [*STREAMING, "--augmentation", "none"])])
+def test_killed_run_goes_on_from_its_last_checkpoint_to_the_same_end(main, arguments, how, tmp_path, monkeypatch):
+    arguments = [*arguments, *how]
+    uninterrupted = main([*arguments, "--output_dir", str(tmp_path / "whole")])
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "SigmaNEnsTrainer", trainer_with(KillAtStep()))
+        with pytest.raises(Killed):
+            main(arguments)
+    count = CountSteps()
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "SigmaNEnsTrainer", trainer_with(count))
+        resumed = main(arguments)
+    assert count.steps[0] == ("ensemble", 9)
+    assert resumed[1].resumed
+    for name in ("accuracy", "nll", "ece", "brier", "disagreement"):
+        assert getattr(resumed[1], name) == getattr(uninterrupted[1], name)
+
+
+def test_settings_come_from_a_json_file_as_well(kind, arguments, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"num_members": 2, "output_dir": "elsewhere", "head_init": "fresh"}))
+    model_args, data_args, training_args = stages.parse_arguments(SCRIPTS[kind].ARGUMENTS, [str(path)], {"seed": 7})
+    assert (model_args.num_members, model_args.head_init) == (2, "fresh")
+    assert (training_args.output_dir, training_args.seed) == ("elsewhere", 7)
+    assert data_args.task.startswith(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [[], STREAMING], ids=["in memory", "streamed"])
+def test_two_processes_under_accelerate_launch(kind, arguments, how, tmp_path):
+    printed = launch_two_processes(kind, [*arguments, *how])
+    assert printed.count("held-out examples") == 1
+    report = json.loads((tmp_path / "out" / "ensemble" / "report.json").read_text())
+    assert report["num_examples"] == NUM_REPORT
+    load_ensemble(tmp_path / "out" / "ensemble" / "adapter")
