@@ -9,7 +9,7 @@ from .hub import ensemble_from_pretrained, load_ensemble
 from .layer import SigmaNormLayer
 from .members import member_subset
 from .model import SigmaNormModel, extract_member
-from .prediction import Prediction, predict
+from .prediction import MultiLabelPrediction, Prediction, RegressionPrediction, TokenPrediction, predict
 from .registration import register
 from .regularizer import (
     diversity_regularizer,
@@ -26,12 +26,15 @@ register(SigmaNormConfig, SigmaNormModel)
 
 __all__ = [
     "MemberHead",
+    "MultiLabelPrediction",
     "Prediction",
+    "RegressionPrediction",
     "SigmaNEnsTrainer",
     "SigmaNEnsTrainingArguments",
     "SigmaNormConfig",
     "SigmaNormLayer",
     "SigmaNormModel",
+    "TokenPrediction",
     "UncertaintyDecomposition",
     "__version__",
     "decompose_uncertainty",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import EvalPrediction
@@ -22,7 +23,7 @@ def ensemble_metrics(
     if isinstance(logits, tuple):
         logits = logits[0]
     if has_member_logits and not isinstance(logits, list):
-        logits = ensemble_logits(torch.as_tensor(logits), problem_type).numpy()
+        logits = ensemble_logits(torch.as_tensor(members_before_tokens(logits)), problem_type).numpy()
         prediction = EvalPrediction(
             predictions=logits,
             label_ids=prediction.label_ids,
@@ -42,6 +43,18 @@ def ensemble_metrics(
             "ece": expected_calibration_error(probabilities, labels[labelled]),
         }
     return metrics | (user_metrics(prediction) if user_metrics is not None else {})
+
+
+def members_before_tokens(predictions: Any) -> Any:
+    """Bring predictions of tokens into the order of `member_logits`; the trainer gathers them tokens first.
+
+    Args:
+        predictions: (N, L, M, C), or predictions of other shapes, which are returned as they are; or a list of them.
+    """
+    if isinstance(predictions, list):
+        return [members_before_tokens(batch) for batch in predictions]
+    is_of_tokens = isinstance(predictions, np.ndarray) and predictions.ndim == 4
+    return predictions.swapaxes(1, 2) if is_of_tokens else predictions
 
 
 class LabelCheckingCollator:

@@ -92,18 +92,35 @@ def replay_blocks_with_members(base_model: nn.Module) -> None:
         if getattr(module, "gradient_checkpointing", False):
             function = getattr(module, "_gradient_checkpointing_func", None)
             if function is not None and not isinstance(function, CheckpointWithMembers):
-                module._gradient_checkpointing_func = CheckpointWithMembers(function)
+                module._gradient_checkpointing_func = CheckpointWithMembers(function, module)
 
 
 class CheckpointWithMembers:
-    """A checkpointing function whose second run sees the members of the first."""
+    """A checkpointing function whose second run sees the members of the first.
 
-    def __init__(self, checkpoint: Callable):
+    Args:
+        checkpoint: The checkpointing function of transformers.
+        block: The module that it is for.
+    """
+
+    def __init__(self, checkpoint: Callable, block: nn.Module):
         self.checkpoint = checkpoint
+        self.block = block
 
     def __call__(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Checkpoint a function of the block."""
+        is_reentrant = getattr(self.checkpoint, "keywords", {}).get("use_reentrant", True)
+        if is_reentrant and any(parameter.requires_grad for parameter in self.block.parameters()):
+            args = _with_gradient(args)
         return self.checkpoint(InForwardPass(function, state.forward_pass), *args, **kwargs)
+
+
+def _with_gradient(args: tuple) -> tuple:
+    """Let the reentrant kind see that a block is trained; it looks at the block's inputs alone, which may be frozen."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+    if not tensors or any(tensor.requires_grad for tensor in tensors):
+        return args
+    return tuple(arg.detach().requires_grad_() if arg is tensors[0] else arg for arg in args)
 
 
 class InForwardPass:

@@ -1,22 +1,17 @@
 """From raw inputs to labels, probabilities and uncertainty."""
 
-import os
-from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from transformers.image_utils import is_valid_image, load_image
 
+from .architectures import task_of_class
+from .encoding import as_items, batches_of, encode
+from .labels import SINGLE_LABEL
 from .members import base_model_of, problem_type_of
 from .outputs import MEMBER_LOGITS
-from .uncertainty import decompose_uncertainty
-
-# Tokenizers without a limit of their own report a number of this size or more.
-_NO_LIMIT = 10**6
+from .uncertainty import UncertaintyDecomposition, decompose_uncertainty
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Prediction:
     """The ensemble's prediction for one input.
 
     Attributes:
-        label: The most probable class.
+        label: The most probable class; for multiple choice, the choice.
         probability: Its probability, the mean over members.
         probabilities: Probability by class name.
         predictive_entropy: Entropy of `probabilities` in nats.
@@ -42,148 +37,208 @@ class Prediction:
     member_votes: list[str]
 
 
+@dataclass(frozen=True)
+class TokenPrediction(Prediction):
+    """The ensemble's prediction for one token of a text.
+
+    Attributes:
+        token: The token as it stands in the text.
+        start: Where it begins in the text, in characters.
+        end: Where it ends.
+    """
+
+    token: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class MultiLabelPrediction:
+    """The ensemble's prediction for one input that may have any number of labels.
+
+    Attributes:
+        labels: The labels whose probability, the mean over members, is above one half.
+        probabilities: Probability by label; each is that of a yes against a no.
+        predictive_entropy: Sum over labels of the entropies of these, in nats.
+        expected_entropy: The same of the members' own predictions, mean over members.
+        modulation_uncertainty: What the members disagree about, in nats; the difference of the two.
+        member_votes: The labels above one half for every member.
+    """
+
+    labels: list[str]
+    probabilities: dict[str, float]
+    predictive_entropy: float
+    expected_entropy: float
+    modulation_uncertainty: float
+    member_votes: list[list[str]]
+
+
+@dataclass(frozen=True)
+class RegressionPrediction:
+    """The ensemble's prediction of one or several numbers for an input.
+
+    Attributes:
+        values: Value by the name of the output, the mean over members.
+        standard_deviations: Standard deviation over members (of the population of M), by the same names.
+        member_values: The values of every member.
+    """
+
+    values: dict[str, float]
+    standard_deviations: dict[str, float]
+    member_values: list[dict[str, float]]
+
+
+AnyPrediction = Prediction | MultiLabelPrediction | RegressionPrediction | list[TokenPrediction]
+
+
 @torch.no_grad()
-def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32) -> list[Prediction]:
+def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32) -> list[AnyPrediction]:
     """Predict labels with their probability and uncertainty.
 
     The model is put into evaluation mode for the call.
 
     Args:
-        model: An ensemble for single-label classification.
+        model: An ensemble.
         processor: Its tokenizer or image processor.
-        inputs: One input or a list of them: texts, pairs of texts as tuples, or images (PIL, arrays, paths).
+        inputs: One input or a list of them: texts, pairs of texts as tuples, for multiple choice tuples of a text and
+            a list of choices, or images (PIL, arrays, paths).
         batch_size: Number of inputs in a forward pass.
 
     Returns:
-        One prediction for every input, in order.
+        One prediction for every input, in order: a `Prediction`, for multi-label models a `MultiLabelPrediction`, for
+        regression a `RegressionPrediction`, for token classification a list with a `TokenPrediction` for every token
+        but the special ones.
 
     Raises:
-        ValueError: The model is not for single-label classification, there is no processor, the inputs are of no kind
-            that the model takes, the adapter is disabled, or `batch_size` is below 1.
+        ValueError: There is no processor, or it cannot tell where tokens are; the inputs are of no kind that the model
+            takes; the adapter is disabled; or `batch_size` is below 1.
     """
     base_model = base_model_of(model)
-    config = base_model.config
-    if problem_type_of(config) != "single_label_classification":
-        raise ValueError(
-            f"predict is for single-label classification, this model is for {problem_type_of(config)}; its outputs are "
-            "`model(**inputs).logits`, and `member_logits` for the members."
-        )
+    task = task_of_class(type(base_model).__name__)
     if processor is None:
         raise ValueError("predict needs the model's tokenizer or image processor, got None.")
+    if task == "token-classification" and not processor.is_fast:
+        raise ValueError("Predictions for tokens need to know where they stand in the text; use a fast tokenizer.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    items = _items(base_model, inputs)
+    items = as_items(task, inputs)
     was_training = model.training
     model.eval()
     try:
-        # Texts of like length side by side: in mixed batches about half of the tokens are padding.
-        order = sorted(range(len(items)), key=lambda index: _length(items[index]))
-        predictions: dict[int, Prediction] = {}
-        for start in range(0, len(items), batch_size):
-            indices = order[start : start + batch_size]
-            batch = _encode(base_model, processor, [items[index] for index in indices]).to(base_model.device)
+        predictions: dict[int, AnyPrediction] = {}
+        for indices in batches_of(items, batch_size):
+            batch_items = [items[index] for index in indices]
+            batch = encode(base_model, processor, task, batch_items).to(base_model.device)
+            offsets, special = batch.pop("offset_mapping", None), batch.pop("special_tokens_mask", None)
             output = model(**batch, return_dict=True)
             if MEMBER_LOGITS not in output:
                 raise ValueError("predict needs the members, but the model's adapter is disabled.")
             member_logits = output[MEMBER_LOGITS]
-            predictions.update(zip(indices, _predictions(member_logits, config.id2label), strict=True))
+            if task == "token-classification":
+                found = _tokens(member_logits, base_model.config.id2label, batch_items, offsets, special)
+            elif task == "multiple-choice":
+                found = _single_label(member_logits, [dict(enumerate(choices)) for _, choices in batch_items])
+            else:
+                found = _of_examples(member_logits, base_model.config)
+            predictions.update(zip(indices, found, strict=True))
         return [predictions[index] for index in range(len(items))]
     finally:
         model.train(was_training)
 
 
-def _items(base_model: nn.Module, inputs: Any) -> list:
-    """Return the inputs as a list of items that the model can take.
-
-    Raises:
-        ValueError: They are not.
-    """
-    if _takes_images(base_model):
-        is_batch = isinstance(inputs, np.ndarray | torch.Tensor) and inputs.ndim == 4
-        is_single = isinstance(inputs, str | PathLike) or (is_valid_image(inputs) and not is_batch)
-        return [inputs] if is_single else list(inputs)
-    items = [None]
-    if isinstance(inputs, str) or _is_pair(inputs):
-        items = [inputs]
-    elif isinstance(inputs, Iterable) and not isinstance(inputs, Mapping | Set):
-        items = list(inputs)
-    if not (all(isinstance(item, str) for item in items) or all(_is_pair(item) for item in items)):
-        raise ValueError(
-            "inputs must be a text, a pair of texts as a tuple, or a list of the one kind or the other, got "
-            f"{type(inputs).__name__}: {str(inputs)[:80]}."
-        )
-    return items
+def _of_examples(member_logits: torch.Tensor, config: Any) -> list[AnyPrediction]:
+    """Turn member logits (B, M, C) of whole examples into predictions."""
+    problem_type = problem_type_of(config)
+    if problem_type == SINGLE_LABEL:
+        return _single_label(member_logits, [config.id2label] * len(member_logits))
+    names = [config.id2label[index] for index in range(member_logits.shape[-1])]
+    if problem_type == "regression":
+        return [_regression(row, names) for row in member_logits.double()]
+    return _multi_label(member_logits, names)
 
 
-def _as_image(item: Any) -> Any:
-    """Load paths, and give PIL images the three channels that processors expect."""
-    if isinstance(item, np.ndarray | torch.Tensor):
-        return item
-    return load_image(os.fspath(item) if isinstance(item, PathLike) else item)
-
-
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
-
-
-def _takes_images(base_model: nn.Module) -> bool:
-    return base_model.main_input_name == "pixel_values"
-
-
-def _length(item: Any) -> int:
-    if isinstance(item, str):
-        return len(item)
-    return sum(map(len, item)) if isinstance(item, tuple) else 0
-
-
-def _encode(base_model: nn.Module, processor: Any, items: list) -> Any:
-    if _takes_images(base_model):
-        return processor([_as_image(item) for item in items], return_tensors="pt")
-    texts, pairs = (items, None) if isinstance(items[0], str) else map(list, zip(*items, strict=True))
-    return processor(
-        texts,
-        pairs,
-        padding=True,
-        truncation=True,
-        max_length=max_input_length(base_model, processor),
-        return_tensors="pt",
-    )
-
-
-def max_input_length(base_model: nn.Module, tokenizer: Any) -> int | None:
-    """Return the longest input in tokens that both a model and its tokenizer allow, None where neither has a limit.
-
-    Args:
-        base_model: The transformers model.
-        tokenizer: Its tokenizer.
-    """
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < _NO_LIMIT else []
-    positions = getattr(base_model.config, "max_position_embeddings", None)
-    if positions:
-        # RoBERTa counts positions from behind its padding index.
-        is_offset = base_model.config.model_type == "roberta"
-        limits.append(positions - base_model.config.pad_token_id - 1 if is_offset else positions)
-    return min(limits, default=None)
-
-
-def _predictions(member_logits: torch.Tensor, names: dict[int, str]) -> list[Prediction]:
-    """Turn member logits (B, M, C) into predictions."""
+def _single_label(member_logits: torch.Tensor, names: list[dict[int, str]]) -> list[Prediction]:
+    """Turn member logits (B, M, C) into predictions, with the names of the classes for each example."""
     member_probabilities = member_logits.float().softmax(-1)
-    probabilities = member_probabilities.mean(1).tolist()
-    votes = member_probabilities.argmax(-1).tolist()
-    parts = torch.stack(decompose_uncertainty(member_logits), dim=1).tolist()
+    rows = zip(
+        member_probabilities.mean(1).tolist(),
+        member_probabilities.argmax(-1).tolist(),
+        _parts(decompose_uncertainty(member_logits)),
+        names,
+        strict=True,
+    )
     predictions = []
-    for row, (predictive, expected, modulation), row_votes in zip(probabilities, parts, votes, strict=True):
-        best = max(range(len(row)), key=row.__getitem__)
+    for probabilities, votes, parts, classes in rows:
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
         predictions.append(
             Prediction(
-                label=names[best],
-                probability=row[best],
-                probabilities={names[index]: value for index, value in enumerate(row)},
-                predictive_entropy=predictive,
-                expected_entropy=expected,
-                modulation_uncertainty=modulation,
-                member_votes=[names[vote] for vote in row_votes],
+                label=classes[best],
+                probability=probabilities[best],
+                probabilities={classes[index]: value for index, value in enumerate(probabilities)},
+                **parts,
+                member_votes=[classes[vote] for vote in votes],
             )
         )
     return predictions
+
+
+def _tokens(
+    member_logits: torch.Tensor, names: dict[int, str], texts: list[str], offsets: torch.Tensor, special: torch.Tensor
+) -> list[list[TokenPrediction]]:
+    """Turn member logits (B, M, L, C) into predictions for the tokens that are part of a text."""
+    predictions = []
+    for logits, text, places, is_special in zip(member_logits, texts, offsets.tolist(), special.bool(), strict=True):
+        kept = (~is_special).nonzero().flatten().tolist()
+        of_tokens = _single_label(logits[:, kept].transpose(0, 1), [names] * len(kept))
+        predictions.append(
+            [
+                TokenPrediction(**vars(prediction), token=text[start:end], start=start, end=end)
+                for prediction, (start, end) in zip(of_tokens, (places[index] for index in kept), strict=True)
+            ]
+        )
+    return predictions
+
+
+def _multi_label(member_logits: torch.Tensor, names: list[str]) -> list[MultiLabelPrediction]:
+    """Turn member logits (B, M, C) into predictions; every label is a yes or no of its own."""
+    probabilities = member_logits.float().sigmoid()
+    yes_and_no = torch.stack([member_logits, torch.zeros_like(member_logits)], dim=-1)
+    by_label = decompose_uncertainty(yes_and_no)
+    rows = zip(
+        probabilities.mean(1).tolist(),
+        probabilities.tolist(),
+        _parts(UncertaintyDecomposition(*(part.sum(-1) for part in by_label))),
+        strict=True,
+    )
+
+    def above_half(values: list[float]) -> list[str]:
+        return [name for name, value in zip(names, values, strict=True) if value > 0.5]
+
+    return [
+        MultiLabelPrediction(
+            labels=above_half(mean),
+            probabilities=dict(zip(names, mean, strict=True)),
+            **parts,
+            member_votes=[above_half(values) for values in by_member],
+        )
+        for mean, by_member, parts in rows
+    ]
+
+
+def _regression(member_values: torch.Tensor, names: list[str]) -> RegressionPrediction:
+    """Turn member outputs (M, C) into a prediction."""
+
+    def named(values: torch.Tensor) -> dict[str, float]:
+        return dict(zip(names, values.tolist(), strict=True))
+
+    return RegressionPrediction(
+        values=named(member_values.mean(0)),
+        standard_deviations=named(member_values.std(0, correction=0)),
+        member_values=[named(values) for values in member_values],
+    )
+
+
+def _parts(decomposition: UncertaintyDecomposition) -> list[dict[str, float]]:
+    """The parts of the uncertainty by name, for each example."""
+    columns = [part.tolist() for part in decomposition]
+    return [dict(zip(decomposition._fields, row, strict=True)) for row in zip(*columns, strict=True)]

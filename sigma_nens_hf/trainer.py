@@ -9,8 +9,9 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .checkpoints import last_complete_checkpoint
-from .evaluation import LabelCheckingCollator, ensemble_metrics
-from .labels import settle_problem_type
+from .evaluation import LabelCheckingCollator, ensemble_metrics, members_before_tokens
+from .labels import IGNORED_LABEL, settle_problem_type
+from .losses import task_loss
 from .members import active_config, base_model_of, problem_type_of
 from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS
@@ -35,7 +36,7 @@ class SigmaNEnsTrainer(Trainer):
         args: The training arguments. None: the defaults, with output in `tmp_trainer`, as in transformers.
         **kwargs: As for `transformers.Trainer`. A `compute_loss_func` is given the members' logits as the rows of one
             larger batch, labels repeated to match; as in transformers it must itself divide by
-            `num_items_in_batch`.
+            `num_items_in_batch`, the number of labels in all micro-batches of a step, repeated ones included.
 
     Raises:
         ValueError: The model carries no sigma-norm adapter, or the arguments do not fit it.
@@ -52,10 +53,12 @@ class SigmaNEnsTrainer(Trainer):
         member_gates(model, args.diversity_layers)  # names that match no norm are refused before anything is done
         super().__init__(model=model, args=args, **kwargs)
         self.data_collator = LabelCheckingCollator(self.data_collator, base_model)
-        # Losses are means over a micro-batch, divided by the number of accumulation steps afterwards. Left to itself,
-        # the Trainer takes BERT, whose forward accepts any keyword, for a model that scales its own loss.
-        self.model_accepts_loss_kwargs = False
-        self.loss_is_scaled_for_ga = self.compute_loss_func is not None
+        # The Trainer is to count the labels of all micro-batches of a step, by which `compute_loss` divides; left to
+        # itself it goes by the signature of the model's forward, and takes BERT for a model that divides.
+        self.model_accepts_loss_kwargs = True
+        self.loss_is_scaled_for_ga = True
+        if not self.label_names:  # of DeiT with a teacher, whose forward takes none
+            self.label_names = ["labels"]
         self._parts_sum: torch.Tensor | None = None
         self._num_parts = 0
 
@@ -137,47 +140,49 @@ class SigmaNEnsTrainer(Trainer):
             model: The (wrapped) model.
             inputs: One batch.
             return_outputs: Whether to return the model's outputs as well.
-            num_items_in_batch: Only for `compute_loss_func`: labels in all micro-batches of a step.
+            num_items_in_batch: Labels in all micro-batches of a step and in all processes, so that every label weighs
+                the same, a token's in a short text as in a long one.
+
+        Raises:
+            ValueError: There are no labels.
         """
         inputs = dict(inputs)
-        loss_from_logits = self.compute_loss_func is not None or self.label_smoother is not None
-        labels = inputs.pop("labels", None) if loss_from_logits else inputs.get("labels")
+        labels = inputs.pop("labels", None)
+        if labels is None and self.compute_loss_func is None:
+            raise ValueError(f"No labels among the inputs ({', '.join(inputs)}), so there is no loss.")
         if labels is not None:
             settle_problem_type(base_model_of(self.model).config, labels)
         outputs = model(**inputs, return_dict=True)
-        if loss_from_logits and (labels is not None or self.compute_loss_func is not None):
-            loss = self._loss_from_member_logits(outputs, labels, num_items_in_batch)
-        elif "loss" in outputs:
-            loss = outputs["loss"]
-        else:
-            raise ValueError(f"No labels among the inputs ({', '.join(inputs)}), so there is no loss.")
+        loss = self._member_loss(outputs, labels, num_items_in_batch)
         if model.training:
-            loss = self._add_regularizer(loss, outputs)
+            loss = self._add_regularizer(loss, outputs, labels)
         return (loss, outputs) if return_outputs else loss
 
-    def _loss_from_member_logits(
-        self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
+    def _member_loss(
+        self, outputs: Any, labels: torch.Tensor | None, num_items: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """Apply label smoothing or the user's loss to every member, as to the rows of one larger batch."""
+        """Apply the task's loss, label smoothing or the user's loss to every member, as to rows of one larger batch."""
         member_logits = outputs[MEMBER_LOGITS]
         num_members = member_logits.shape[1]
         rows = member_logits.flatten(0, 1)
         row_labels = None if labels is None else labels.repeat_interleave(num_members, 0)
-        if self.compute_loss_func is None:
-            return self.label_smoother({"logits": rows}, row_labels)
-        if num_items_in_batch is None:
-            return self.compute_loss_func(_with_logits(outputs, rows), row_labels, num_items_in_batch=None)
-        loss = self.compute_loss_func(
-            _with_logits(outputs, rows), row_labels, num_items_in_batch=num_items_in_batch * num_members
-        )
+        if num_items is not None:
+            num_items = torch.as_tensor(num_items).max() * num_members  # under DataParallel it is repeated
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(_with_logits(outputs, rows), row_labels, num_items_in_batch=num_items)
+        elif self.label_smoother is not None:
+            loss = self.label_smoother({"logits": rows}, row_labels, num_items_in_batch=num_items)
+        else:
+            loss = task_loss(rows, row_labels, problem_type_of(self.model.config), num_items)
         # The count is over all processes, whose gradients are averaged afterwards.
-        return loss * self.accelerator.num_processes if self.args.average_tokens_across_devices else loss
+        is_global = self.args.average_tokens_across_devices and num_items is not None
+        return loss * self.accelerator.num_processes if is_global else loss
 
-    def _add_regularizer(self, task_loss: torch.Tensor, outputs: Any) -> torch.Tensor:
+    def _add_regularizer(self, share: torch.Tensor, outputs: Any, labels: torch.Tensor | None) -> torch.Tensor:
+        """Add this micro-batch's share of the regulariser to its share of the step's task loss."""
         args = self.args
-        loss, regularizer = task_loss, torch.zeros((), device=task_loss.device)
-        # A loss that is scaled already is this micro-batch's share of the step's; all others `training_step` divides.
-        micro_batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
+        loss, regularizer = share, torch.zeros((), device=share.device)
+        micro_batches = self.current_gradient_accumulation_steps
         if self._temperature is not None:
             regularizer = diversity_regularizer(
                 base_model_of(self.model),
@@ -185,14 +190,13 @@ class SigmaNEnsTrainer(Trainer):
                 reduction=args.diversity_reduction,
                 layers=args.diversity_layers,
             )
-            loss = task_loss + args.diversity_weight / micro_batches * regularizer
-        votes = outputs[MEMBER_LOGITS].detach().argmax(-1)
+            loss = share + args.diversity_weight / micro_batches * regularizer
+        disagreement = member_disagreement(outputs[MEMBER_LOGITS].detach().argmax(-1))
+        if labels is not None and labels.shape == disagreement.shape:
+            labelled = labels != IGNORED_LABEL  # padding is no token to disagree on
+            disagreement = (disagreement * labelled).sum() / labelled.sum().clamp_min(1)
         parts = torch.stack(
-            [
-                task_loss.detach().float() * micro_batches,
-                regularizer.detach().float(),
-                member_disagreement(votes).mean(),
-            ]
+            [share.detach().float() * micro_batches, regularizer.detach().float(), disagreement.mean()]
         )
         self._parts_sum = parts if self._parts_sum is None else self._parts_sum + parts
         self._num_parts += 1
@@ -230,22 +234,28 @@ class SigmaNEnsTrainer(Trainer):
             ignored = ignore_keys if ignore_keys is not None else self.model.config.keys_to_ignore_at_inference
             ignored = [key for key in ignored if key != MEMBER_LOGITS]
             ignore_keys = [*ignored, "logits", "hidden_states", "attentions"]
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        if self.args.return_member_logits and isinstance(logits, torch.Tensor) and logits.dim() == 4:
+            # Batches of other lengths are padded and joined along dimension 1, which must be that of tokens meanwhile.
+            logits = logits.transpose(1, 2)
+        return loss, logits, labels
 
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, **kwargs: Any
     ) -> EvalLoopOutput:
         """Run an evaluation; see `transformers.Trainer.evaluation_loop`."""
         user_metrics = self.compute_metrics
-        if self.args.batch_eval_metrics or self.preprocess_logits_for_metrics is not None:
-            return super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
-        if user_metrics is None:
-            prediction_loss_only = None  # the ensemble's own metrics need the logits
-        self.compute_metrics = partial(ensemble_metrics, user_metrics, self.model, self.args.return_member_logits)
+        if not (self.args.batch_eval_metrics or self.preprocess_logits_for_metrics is not None):
+            if user_metrics is None:
+                prediction_loss_only = None  # the ensemble's own metrics need the logits
+            self.compute_metrics = partial(ensemble_metrics, user_metrics, self.model, self.args.return_member_logits)
         try:
-            return super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
+            output = super().evaluation_loop(dataloader, description, prediction_loss_only, **kwargs)
         finally:
             self.compute_metrics = user_metrics
+        if self.args.return_member_logits:
+            output = output._replace(predictions=members_before_tokens(output.predictions))
+        return output
 
 
 def _with_logits(outputs: Any, rows: torch.Tensor) -> Any:

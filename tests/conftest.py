@@ -25,20 +25,15 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def run_python(tmp_path):
+@pytest.fixture(scope="session")
+def run_python():
     """Run code in a fresh process with this one's number of threads; its standard output is returned."""
 
     def run(code: str, *arguments: str) -> str:
-        script = tmp_path / "in_fresh_process.py"
-        script.write_text(f"import torch\ntorch.set_num_threads({torch.get_num_threads()})\n" + textwrap.dedent(code))
+        code = f"import torch\ntorch.set_num_threads({torch.get_num_threads()})\n" + textwrap.dedent(code)
         environment = {**os.environ, "PYTHONPATH": os.path.dirname(tiny.__file__)}
-        done = subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -64,7 +59,7 @@ def checkpoint_folder(tmp_path, tokenizer):
     def save(architecture: str, encoder_only: bool = False, **kwargs):
         folder = tmp_path / f"{architecture}-{'encoder' if encoder_only else 'classifier'}"
         model = tiny.base_model(architecture, **kwargs)
-        (model.base_model if encoder_only else model).save_pretrained(folder)
+        (tiny.encoder_of(model) if encoder_only else model).save_pretrained(folder)
         if architecture in tiny.IMAGE_ARCHITECTURES:
             size = {"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE}
             transformers.ViTImageProcessor(size=size).save_pretrained(folder)

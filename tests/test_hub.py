@@ -13,21 +13,23 @@ from sigma_nens_hf.members import base_model_of
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 
 
-def task_of(architecture):
-    return "image-classification" if architecture in tiny.IMAGE_ARCHITECTURES else "text-classification"
-
-
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 def test_train_save_reload_predict(architecture, checkpoint_folder, tmp_path):
     folder = checkpoint_folder(architecture, encoder_only=True)
     model, processor = ensemble_from_pretrained(
-        folder, task_of(architecture), num_members=3, id2label=LABELS, init_scaler_std=1.0
+        folder,
+        tiny.task(architecture),
+        num_members=3,
+        init_scaler_std=1.0,
+        **tiny.labels_config(architecture, LABELS),
     )
     assert isinstance(model, PeftModel)
     tiny.make_trainable_parts_random(model)
     model.save_pretrained(tmp_path / "adapter")
     image = Image.new("RGB", (20, 20), "red")
     inputs = [image, image] if architecture in tiny.IMAGE_ARCHITECTURES else ["a good film", "very dull"]
+    if architecture in tiny.CHOICE_ARCHITECTURES:
+        inputs = [(text, ["good", "bad"]) for text in inputs]
     expected = predict(model, processor, inputs)
     loaded, loaded_processor = load_ensemble(tmp_path / "adapter")
     assert type(loaded_processor) is type(processor)
@@ -44,7 +46,7 @@ def test_train_save_reload_predict(architecture, checkpoint_folder, tmp_path):
 @torch.no_grad()
 def test_classifier_of_the_checkpoint_is_copied_into_every_member(architecture, checkpoint_folder):
     folder = checkpoint_folder(architecture)
-    model, _ = ensemble_from_pretrained(folder, task_of(architecture), init_scaler_std=0.0)
+    model, _ = ensemble_from_pretrained(folder, tiny.task(architecture), init_scaler_std=0.0)
     batch = tiny.inputs(architecture)
     expected = tiny.base_model(architecture)(**batch).logits
     for member in model(**batch).member_logits.unbind(1):

@@ -9,7 +9,7 @@ from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, 
 from safetensors.torch import load_file, save_file
 
 from sigma_nens_hf import SigmaNormConfig, extract_member
-from sigma_nens_hf.members import base_model_of
+from sigma_nens_hf.norm_formulas import is_norm
 
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 
@@ -25,29 +25,30 @@ def adapter_of(model, folder):
 @torch.no_grad()
 def test_step_zero_equals_the_base_model(architecture, with_task_type):
     base = tiny.base_model(architecture)  # its norm weights are negative, zero and above 1
-    weights = torch.cat([m.weight for m in base.modules() if isinstance(m, torch.nn.LayerNorm)])
+    weights = torch.cat([module.weight for module in base.modules() if is_norm(module)])
     assert (weights < 0).any()
     assert (weights == 0).any()
     assert (weights > 1).any()
     batch = tiny.inputs(architecture)
     expected = base(**batch)
-    task_type = "SEQ_CLS" if with_task_type else None  # peft has none for images, but takes it
+    task_type = (tiny.task_type(architecture) or "SEQ_CLS") if with_task_type else None  # images take it too
     config = SigmaNormConfig(init_scaler_std=0.0, head_init="copy", init_scaler=-0.5, task_type=task_type)
     output = get_peft_model(base, config).eval()(**batch)
     for member in output.member_logits.unbind(1):
         assert tiny.relative_error(member, expected.logits) < 1e-5
     torch.testing.assert_close(output.logits, expected.logits.log_softmax(-1), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(output.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    if "loss" in expected:
+        torch.testing.assert_close(output.loss, expected.loss, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("modules_to_save", [None, [], ["pooler"]])
 @pytest.mark.parametrize("member_heads", [None, "all", []])
-@pytest.mark.parametrize("architecture", tiny.TEXT_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "distilbert", "llama", "bert-token", "llama-token"])
 def test_task_type_makes_no_difference_to_the_adapter(architecture, member_heads, modules_to_save, tmp_path):
     if modules_to_save and architecture != "bert":  # the others have no pooler
         modules_to_save = _SOME_FROZEN_MODULE[architecture]
     adapters = []
-    for task_type in (None, "SEQ_CLS"):
+    for task_type in (None, tiny.task_type(architecture)):
         model = tiny.ensemble(
             architecture,
             task_type=task_type,
@@ -69,64 +70,10 @@ def test_task_type_makes_no_difference_to_the_adapter(architecture, member_heads
 _SOME_FROZEN_MODULE = {
     "roberta": ["encoder.layer.1.output.dense"],
     "distilbert": ["transformer.layer.1.ffn.lin1"],
+    "llama": ["layers.1.mlp.up_proj"],
+    "bert-token": ["encoder.layer.1.output.dense"],
+    "llama-token": ["layers.1.mlp.up_proj"],
 }
-
-
-@pytest.mark.parametrize("encoder_only", [False, True])
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
-def test_reload_in_a_fresh_process_is_bit_equal(architecture, encoder_only, tmp_path, run_python, checkpoint_folder):
-    """A 3-label adapter over its 2-label base, whose classifier may be missing altogether."""
-    base_folder = checkpoint_folder(architecture, encoder_only, num_labels=2)
-    task = "Image" if architecture in tiny.IMAGE_ARCHITECTURES else "Sequence"
-    auto = f"AutoModelFor{task}Classification"
-    base = getattr(transformers, auto).from_pretrained(base_folder)
-    torch.manual_seed(3)
-    model = get_peft_model(
-        base, SigmaNormConfig(id2label=LABELS, init_scaler_std=1.0, task_type=tiny.task_type(architecture))
-    ).eval()
-    tiny.make_trainable_parts_random(model)
-    batch = tiny.inputs(architecture)
-    with torch.no_grad():
-        expected = model(**batch)
-    adapter = tmp_path / "adapter"
-    model.save_pretrained(adapter)
-    torch.save(batch, tmp_path / "batch.pt")
-    run_python(
-        f"""
-        import sys, transformers
-        from peft import PeftModel
-        import sigma_nens_hf
-        base_folder, adapter, batch, out = sys.argv[1:]
-        base = transformers.{auto}.from_pretrained(base_folder)
-        model = PeftModel.from_pretrained(base, adapter)
-        assert model.config.id2label == {LABELS}, model.config.id2label
-        assert model.config.num_labels == model.get_base_model().num_labels == 3
-        with torch.no_grad():
-            output = model(**torch.load(batch))
-        torch.save(dict(output), out)
-        """,
-        base_folder, adapter, tmp_path / "batch.pt", tmp_path / "output.pt",
-    )  # fmt: skip
-    output = torch.load(tmp_path / "output.pt")
-    for name in ("logits", "member_logits", "loss"):
-        assert torch.equal(output[name], expected[name]), name
-
-
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
-def test_file_holds_the_members_and_nothing_of_the_base(architecture, tmp_path):
-    model = tiny.ensemble(architecture, id2label=LABELS)
-    _, tensors = adapter_of(model, tmp_path)
-    shared = {"roberta": {"dense"}, "distilbert": {"pre_classifier"}}.get(architecture, set())
-    for key, tensor in tensors.items():
-        name = key.split(".")
-        if name[-1].startswith("sigma_norm_"):
-            assert tensor.shape[0] == 4
-            assert tensor.dtype == torch.float32
-        else:
-            assert name[-2] in shared
-    assert sum("sigma_norm_scaler" in key for key in tensors) == 5
-    assert sum("sigma_norm_bias" in key for key in tensors) == 5
-    assert sum("sigma_norm_head_weight" in key for key in tensors) == 1
 
 
 def test_config_makes_the_adapter_self_contained(tmp_path):
@@ -274,32 +221,6 @@ def test_unload_brings_a_resized_head_back():
     assert torch.equal(model.unload()(**batch).logits, expected)
 
 
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
-@torch.no_grad()
-def test_extracted_member_needs_no_package(architecture, tmp_path, run_python):
-    model = tiny.ensemble(architecture, id2label=LABELS, num_labels=2)
-    batch = tiny.inputs(architecture)
-    expected = model(**batch).member_logits
-    member = extract_member(model, 2)
-    assert torch.equal(model(**batch).member_logits, expected)  # the ensemble is as it was
-    member.save_pretrained(tmp_path / "member")
-    torch.save(batch, tmp_path / "batch.pt")
-    run_python(
-        f"""
-        import sys, transformers
-        model = transformers.{type(base_model_of(model)).__name__}.from_pretrained(sys.argv[1])
-        assert not [name for name in sys.modules if name.startswith("sigma_nens")]
-        assert model.config.id2label == {LABELS}
-        assert "member_logits" not in open(sys.argv[1] + "/config.json").read()
-        torch.save(model(**torch.load(sys.argv[2])).logits, sys.argv[3])
-        """,
-        tmp_path / "member", tmp_path / "batch.pt", tmp_path / "logits.pt",
-    )  # fmt: skip
-    assert tiny.relative_error(torch.load(tmp_path / "logits.pt"), expected[:, 2]) < 1e-5
-    merged = copy.deepcopy(model).merge_and_unload(member=2, safe_merge=True)
-    assert torch.equal(merged(**batch).logits, member(**batch).logits)
-
-
 def test_member_is_taken_out_of_a_disabled_adapter_too():
     model = tiny.ensemble("bert")
     batch = tiny.inputs("bert")
@@ -330,7 +251,14 @@ def test_merge_must_name_a_member():
     assert tiny.relative_error(single.merge_and_unload()(**batch).logits, expected) < 1e-5
 
 
-def test_stacking_on_another_method_is_refused():
+def test_mixing_and_stacking_with_another_method_is_refused():
+    with pytest.raises(ValueError, match="not compatible with the `PeftMixedModel`"):
+        get_peft_model(tiny.base_model("bert"), SigmaNormConfig(), mixed=True)
+    ensemble = tiny.ensemble("bert")
+    with pytest.raises(ValueError, match="must be a transformers model"):
+        get_peft_model(ensemble, SigmaNormConfig())
+    with pytest.raises(ValueError, match="peft type"):
+        ensemble.add_adapter("lora", LoraConfig(target_modules=["query"]))
     model = get_peft_model(tiny.base_model("bert"), LoraConfig(target_modules=["query"])).base_model.model
     with pytest.raises(ValueError, match="layers of another PEFT method"):
         get_peft_model(model, SigmaNormConfig())

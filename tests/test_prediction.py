@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny
@@ -6,8 +8,8 @@ from datasets import Dataset
 from PIL import Image
 from transformers import ViTImageProcessor, pipeline
 
-from sigma_nens_hf import decompose_uncertainty, predict
-from sigma_nens_hf.prediction import max_input_length
+from sigma_nens_hf import RegressionPrediction, decompose_uncertainty, load_ensemble, predict
+from sigma_nens_hf.encoding import max_input_length
 
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 SENTENCES = ["a very good film", "dull", "bad bad film very dull", "fine"]
@@ -100,7 +102,6 @@ def test_long_input_is_cut(tokenizer):
 @pytest.mark.parametrize(
     ("fields", "arguments", "message"),
     [
-        ({"problem_type": "regression"}, {}, "single-label classification, this model is for regression"),
         ({}, {"processor": None}, "tokenizer or image processor"),
         ({}, {"batch_size": 0}, "batch_size"),
     ],
@@ -111,10 +112,117 @@ def test_wrong_use_is_named(fields, arguments, message, tokenizer):
         predict(**{"model": model, "processor": tokenizer, "inputs": SENTENCES, **arguments})
 
 
-def test_pipeline_gives_the_ensembles_probabilities(tokenizer):
-    model = tiny.ensemble("bert", id2label=LABELS)
+def test_tokens_are_predicted_where_they_stand(tokenizer):
+    model = tiny.ensemble("bert-token", id2label=LABELS)
+    texts = ["a very  good film", "dull"]
+    predictions = predict(model, tokenizer, texts)
+    for text, of_text in zip(texts, predictions, strict=True):
+        assert [prediction.token for prediction in of_text] == text.split()
+        logits = model(**tokenizer(text, return_tensors="pt")).member_logits
+        for position, prediction in enumerate(of_text):
+            assert text[prediction.start : prediction.end] == prediction.token
+            p = logits[0, :, position].softmax(-1).mean(0)
+            np.testing.assert_allclose(list(prediction.probabilities.values()), p.detach(), rtol=1e-3, atol=1e-6)
+            assert prediction.label == LABELS[p.argmax().item()]
+            assert prediction.member_votes == [LABELS[i] for i in logits[0, :, position].argmax(-1).tolist()]
+
+
+def test_tokenizer_that_cannot_tell_where_tokens_are_is_named():
+    slow = SimpleNamespace(is_fast=False)
+    with pytest.raises(ValueError, match="where they stand in the text; use a fast tokenizer"):
+        predict(tiny.ensemble("bert-token"), slow, SENTENCES)
+
+
+def test_choices_of_any_number_in_one_call(tokenizer):
+    model = tiny.ensemble("bert-choice")
+    items = [("a film", ["good", "bad"]), ("very", ["dull", "fine", "good film"]), ("a", ["bad", "fine"])]
+    predictions = predict(model, tokenizer, items)
+    for (text, choices), prediction in zip(items, predictions, strict=True):
+        encoded = tokenizer([text] * len(choices), choices, padding=True, return_tensors="pt")
+        logits = model(**{name: tensor[None] for name, tensor in encoded.items()}).member_logits
+        p = logits.softmax(-1).mean(1)[0]
+        assert list(prediction.probabilities) == choices
+        np.testing.assert_allclose(list(prediction.probabilities.values()), p.detach(), rtol=1e-3, atol=1e-6)
+        assert prediction.label == choices[p.argmax()]
+        assert prediction.modulation_uncertainty == pytest.approx(decompose_uncertainty(logits)[2].item(), abs=1e-5)
+    assert predict(model, tokenizer, items[0])[0].label == predictions[0].label
+
+
+@pytest.mark.parametrize("inputs", ["a text", ("a", "b"), ("a", []), ("a", ["b", "b"]), ("a", ["b", 3]), [("a", "b")]])
+def test_what_is_no_choice_is_named(inputs, tokenizer):
+    with pytest.raises(ValueError, match="inputs must be a tuple of a text and a list of different choices"):
+        predict(tiny.ensemble("bert-choice"), tokenizer, inputs)
+
+
+def test_labels_that_do_not_exclude_each_other(tokenizer):
+    model = tiny.ensemble("bert", id2label=LABELS, problem_type="multi_label_classification")
+    predictions = predict(model, tokenizer, SENTENCES)
+    for sentence, prediction in zip(SENTENCES, predictions, strict=True):
+        logits = model(**tokenizer(sentence, return_tensors="pt")).member_logits[0].detach().double()
+        p = logits.sigmoid().mean(0)
+        np.testing.assert_allclose(list(prediction.probabilities.values()), p, rtol=1e-3, atol=1e-6)
+        assert prediction.labels == [LABELS[i] for i in range(3) if p[i] > 0.5]
+        assert prediction.member_votes == [[LABELS[i] for i in range(3) if row[i] > 0] for row in logits]
+
+        def entropy(q):
+            return torch.special.entr(q).sum() + torch.special.entr(1 - q).sum()
+
+        expected = torch.stack([entropy(row.sigmoid()) for row in logits]).mean()
+        assert prediction.predictive_entropy == pytest.approx(entropy(p).item(), rel=1e-3, abs=1e-4)
+        assert prediction.expected_entropy == pytest.approx(expected.item(), rel=1e-3, abs=1e-4)
+        assert prediction.modulation_uncertainty == pytest.approx((entropy(p) - expected).item(), abs=1e-3)
+
+
+def test_numbers_with_their_spread_over_members(tokenizer):
+    model = tiny.ensemble("bert", id2label={0: "stars", 1: "length"}, problem_type="regression")
+    for sentence, prediction in zip(SENTENCES, predict(model, tokenizer, SENTENCES), strict=True):
+        assert isinstance(prediction, RegressionPrediction)
+        values = model(**tokenizer(sentence, return_tensors="pt")).member_logits[0].detach().numpy()
+        np.testing.assert_allclose(list(prediction.values.values()), values.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(list(prediction.standard_deviations.values()), values.std(0), rtol=1e-3, atol=1e-5)
+        assert [list(member) for member in prediction.member_values] == [["stars", "length"]] * 4
+
+
+@pytest.fixture
+def reloaded(tmp_path, checkpoint_folder):
+    def reload(architecture):
+        base = checkpoint_folder(architecture)
+        model = tiny.ensemble(architecture, id2label=LABELS, task_type=tiny.task_type(architecture))
+        tiny.make_trainable_parts_random(model)
+        model.peft_config["default"].base_model_name_or_path = str(base)
+        model.save_pretrained(tmp_path / "adapter")
+        return load_ensemble(tmp_path / "adapter")
+
+    return reload
+
+
+def test_text_pipeline_gives_the_ensembles_probabilities(reloaded):
+    model, tokenizer = reloaded("bert")
     expected = predict(model, tokenizer, SENTENCES)
     scores = pipeline("text-classification", model=model, tokenizer=tokenizer)(SENTENCES)
     for score, prediction in zip(scores, expected, strict=True):
         assert score["label"] == prediction.label
         assert score["score"] == pytest.approx(prediction.probability, rel=1e-3)
+
+
+def test_token_pipeline_gives_the_ensembles_probabilities(reloaded):
+    model, tokenizer = reloaded("bert-token")
+    ((*expected,),) = predict(model, tokenizer, [SENTENCES[0]])
+    found = pipeline("token-classification", model=model, tokenizer=tokenizer, ignore_labels=[])(SENTENCES[0])
+    assert [entry["word"] for entry in found] == SENTENCES[0].split()
+    for entry, prediction in zip(found, expected, strict=True):
+        assert entry["entity"] == prediction.label
+        assert entry["score"] == pytest.approx(prediction.probability, rel=1e-3)
+        assert (entry["start"], entry["end"]) == (prediction.start, prediction.end)
+
+
+@pytest.mark.parametrize("architecture", ["vit", "convnext", "deit-teacher", "clip"])
+def test_image_pipeline_gives_the_ensembles_probabilities(architecture, reloaded):
+    model, processor = reloaded(architecture)
+    pixels = np.random.default_rng(0).integers(0, 255, (tiny.IMAGE_SIZE, tiny.IMAGE_SIZE, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    (expected,) = predict(model, processor, image)
+    scores = pipeline("image-classification", model=model, image_processor=processor)(image)
+    assert scores[0]["label"] == expected.label
+    for score in scores:
+        assert score["score"] == pytest.approx(expected.probabilities[score["label"]], rel=1e-3)

@@ -126,7 +126,8 @@ def task(architecture: str) -> str:
 def without_dropout(architecture: str) -> dict:
     """Settings that switch every kind of dropout off, by the names that the architecture's config has for it."""
     defaults = vars(_MODELS[architecture][1]())
-    return {name: 0.0 for name, value in defaults.items() if "drop" in name and isinstance(value, float)}
+    names = [name for name, value in defaults.items() if "drop" in name and isinstance(value, float)]
+    return dict.fromkeys([*names, "classifier_dropout"], 0.0)
 
 
 def base_model(architecture: str, num_labels: int = 3, seed: int = 0, **config):
@@ -143,6 +144,15 @@ def base_model(architecture: str, num_labels: int = 3, seed: int = 0, **config):
         elif type(module).__name__.endswith("GRN"):  # of ConvNeXt v2; all zeros in a new model
             nn.init.normal_(module.weight)
     return model
+
+
+def encoder_of(model):
+    """The model as it is published before anyone has trained a classifier: without a head, or as a pair of towers."""
+    if not hasattr(model, "vision_model"):
+        return model.base_model
+    towers = getattr(transformers, type(model).__name__.replace("ForImageClassification", "Model"))(model.config)
+    towers.vision_model.load_state_dict(model.vision_model.state_dict())
+    return towers
 
 
 def inputs(

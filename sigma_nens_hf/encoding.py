@@ -1,0 +1,149 @@
+"""From raw inputs to what a model takes: texts, pairs, choices and images, in batches that fit together."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import groupby
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.image_utils import is_valid_image, load_image
+
+# Tokenizers without a limit of their own report a number of this size or more.
+_NO_LIMIT = 10**6
+# These count positions from behind their padding index.
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+
+
+def as_items(task: str, inputs: Any) -> list:
+    """Return one input or several as a list of items that a task can take.
+
+    Args:
+        task: Name of the task.
+        inputs: A text, a pair of texts as a tuple, for multiple choice a tuple of a text and its list of choices, an
+            image (PIL, array, path); or a list of them.
+
+    Raises:
+        ValueError: They are of another kind.
+    """
+    if task == "image-classification":
+        is_batch = isinstance(inputs, np.ndarray | torch.Tensor) and inputs.ndim == 4
+        is_single = isinstance(inputs, str | PathLike) or (is_valid_image(inputs) and not is_batch)
+        return [inputs] if is_single else list(inputs)
+    kinds, wanted = {
+        "text-classification": ((_is_text, _is_pair), "a text, a pair of texts as a tuple"),
+        "token-classification": ((_is_text,), "a text"),
+        "multiple-choice": ((_is_choice,), "a tuple of a text and a list of different choices"),
+    }[task]
+    items = [None]
+    if any(is_kind(inputs) for is_kind in kinds):
+        items = [inputs]
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | Mapping | Set):
+        items = list(inputs)
+    if not any(all(is_kind(item) for item in items) for is_kind in kinds):
+        raise ValueError(
+            f"inputs must be {wanted}, or a list of them, all of one kind, got {type(inputs).__name__}: "
+            f"{str(inputs)[:80]}."
+        )
+    return items
+
+
+def batches_of(items: list, batch_size: int) -> Iterator[list[int]]:
+    """Yield the indices of items that go into one batch: of like length, and with equally many choices.
+
+    Args:
+        items: As from `as_items`.
+        batch_size: Most items in a batch.
+    """
+    # Texts of like length side by side: in mixed batches about half of the tokens are padding.
+    order = sorted(range(len(items)), key=lambda index: (_num_choices(items[index]), _length(items[index])))
+    for _, group in groupby(order, key=lambda index: _num_choices(items[index])):
+        indices = list(group)
+        for start in range(0, len(indices), batch_size):
+            yield indices[start : start + batch_size]
+
+
+def encode(model: PreTrainedModel, processor: Any, task: str, items: list) -> Any:
+    """Encode one batch of items.
+
+    Args:
+        model: The base model.
+        processor: Its tokenizer or image processor.
+        task: Name of the task.
+        items: Items of one batch.
+
+    Returns:
+        The inputs of the model, as tensors; for token classification with `offset_mapping` and `special_tokens_mask`.
+    """
+    if task == "image-classification":
+        return processor([_as_image(item) for item in items], return_tensors="pt")
+    texts, pairs, options = items, None, {}
+    if task == "multiple-choice":
+        texts = [text for text, choices in items for _ in choices]
+        pairs = [choice for _, choices in items for choice in choices]
+    elif task == "token-classification":
+        options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+    elif _is_pair(items[0]):
+        texts, pairs = map(list, zip(*items, strict=True))
+    encoded = processor(
+        texts,
+        pairs,
+        padding=True,
+        truncation=True,
+        max_length=max_input_length(model, processor),
+        return_tensors="pt",
+        **options,
+    )
+    if task == "multiple-choice":
+        encoded = type(encoded)({name: tensor.unflatten(0, (len(items), -1)) for name, tensor in encoded.items()})
+    return encoded
+
+
+def max_input_length(model: PreTrainedModel, tokenizer: Any) -> int | None:
+    """Return the longest input in tokens that both a model and its tokenizer allow, None where neither has a limit.
+
+    Args:
+        model: The base model.
+        tokenizer: Its tokenizer.
+    """
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < _NO_LIMIT else []
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions:
+        is_offset = model.config.model_type in _OFFSET_POSITIONS
+        limits.append(positions - model.config.pad_token_id - 1 if is_offset else positions)
+    return min(limits, default=None)
+
+
+def _as_image(item: Any) -> Any:
+    """Load paths, and give PIL images the three channels that processors expect."""
+    if isinstance(item, np.ndarray | torch.Tensor):
+        return item
+    return load_image(os.fspath(item) if isinstance(item, PathLike) else item)
+
+
+def _is_text(item: Any) -> bool:
+    return isinstance(item, str)
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
+
+
+def _is_choice(item: Any) -> bool:
+    if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], list)):
+        return False
+    return bool(item[1]) and all(isinstance(text, str) for text in item[1]) and len(set(item[1])) == len(item[1])
+
+
+def _num_choices(item: Any) -> int:
+    return len(item[1]) if _is_choice(item) else 0
+
+
+def _length(item: Any) -> int:
+    if isinstance(item, str):
+        return len(item)
+    if _is_choice(item):
+        return len(item[0]) + max(map(len, item[1]))
+    return sum(map(len, item)) if _is_pair(item) else 0
