@@ -1,8 +1,35 @@
 """Whether the weights of an adapter file are those that a model needs."""
 
 import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 _MOST_PROBLEMS_SHOWN = 10
+
+
+def under_current_names(
+    weights: dict[str, torch.Tensor], wanted: set[str], base_model: PreTrainedModel, prefix: str
+) -> dict[str, torch.Tensor]:
+    """Rename weights that were written under the module names of an older transformers.
+
+    transformers 5 renamed modules of ViT and others, and renames the keys of old checkpoints on loading by a table of
+    its own. The same table serves here; keys that the model knows are left alone.
+
+    Args:
+        weights: The weights of an adapter, by their keys.
+        wanted: The keys that the model needs.
+        base_model: The base model.
+        prefix: What stands before the base model's own names in the keys.
+    """
+    renamings = [rule for rule in get_model_conversion_mapping(base_model) if isinstance(rule, WeightRenaming)]
+    renamed = {}
+    for key, tensor in weights.items():
+        if key not in wanted and key.startswith(prefix):
+            current = prefix + apply_renamings(key.removeprefix(prefix), renamings)
+            key = current if current in wanted else key
+        renamed[key] = tensor
+    return renamed
 
 
 def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], target: str) -> None:

@@ -55,7 +55,7 @@ class MemberLayer(nn.Module, BaseTunerLayer):
         for name in self.adapter_layer_names:
             parameters = getattr(self, name)
             if adapter_name in parameters and parameters[adapter_name].device.type != "meta":
-                parameters[adapter_name].data = parameters[adapter_name].data.to(device)
+                parameters[adapter_name].data = parameters[adapter_name].data.to(device, torch.float32)
 
     @abstractmethod
     def set_member(self, adapter_name: str, member: int) -> None:

@@ -10,7 +10,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
-from .adapter_weights import check_finite, check_weights
+from .adapter_weights import check_finite, check_weights, under_current_names
 from .architectures import task_of_class
 from .config import SigmaNormConfig
 from .heads import HeadPlan, MemberHead, has_output_per_label, plan_head, size_shared_heads
@@ -19,6 +19,7 @@ from .layer import MemberLayer, SigmaNormLayer
 from .members import base_model_of, install_hooks, remove_hooks
 from .norms import find_norms
 from .outputs import MEMBER_LOGITS
+from .precision import restore_precision, train_in_full_precision
 from .registration import PARAMETER_PREFIX
 from .shared_modules import resolve_shared_modules
 from .version import __version__
@@ -55,6 +56,7 @@ class SigmaNormModel(BaseTuner):
             _check_base_model(model)
             self._base_labels = LabelSet.of_model(model)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
+        train_in_full_precision(model, adapter_name)
         config = self.peft_config[adapter_name]
         config.base_model_type = model.config.model_type
         config.base_model_class = type(model).__name__
@@ -257,6 +259,7 @@ class SigmaNormModel(BaseTuner):
         labels = LabelSet.of_adapter(config, default=self._base_labels)
         # The generic unloading puts trained copies of shared modules and the base layers, now the member's, in place.
         model = self._unload_and_optionally_merge(merge=False, progressbar=progressbar)
+        restore_precision(model)
         self._remove_traces()
         labels.put_on_model(model)
         return model
@@ -288,15 +291,18 @@ class SigmaNormModel(BaseTuner):
         Raises:
             ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
         """
-        remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        base_model = base_model_of(model)
         shapes = {
             key: tensor.shape
             for key, tensor in model.state_dict().items()
             if (f".{PARAMETER_PREFIX}" in key and key.endswith(f".{adapter_name}"))
             or f".modules_to_save.{adapter_name}." in key
         }
-        architecture = type(base_model_of(model)).__name__
-        check_weights(remapped, shapes, f"{architecture} with {config.num_members} members")
+        prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base_model)
+        stored_keys = {key.removesuffix(f".{adapter_name}") for key in shapes}
+        state_dict = under_current_names(state_dict, stored_keys, base_model, prefix)
+        remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        check_weights(remapped, shapes, f"{type(base_model).__name__} with {config.num_members} members")
         return remapped
 
 

@@ -124,6 +124,23 @@ def test_file_that_does_not_fit_is_refused_by_key(kind, message, tmp_path):
         PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path)
 
 
+@pytest.mark.parametrize("architecture", ["vit", "deit", "beit"])
+def test_adapter_under_the_module_names_of_transformers_4_loads(architecture, tmp_path):
+    model = tiny.ensemble(architecture)
+    tiny.make_trainable_parts_random(model)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    stack = f"{architecture}.layers."
+    old = {key.replace(stack, f"{architecture}.encoder.layer."): tensor for key, tensor in load_file(file).items()}
+    assert sum(".encoder.layer.1.layernorm_before." in key for key in old) == 2
+    save_file(old, file, metadata={"format": "pt"})
+    batch = tiny.inputs(architecture)
+    loaded = PeftModel.from_pretrained(tiny.base_model(architecture), tmp_path)
+    assert torch.equal(loaded(**batch).member_logits, model(**batch).member_logits)
+    loaded.save_pretrained(tmp_path)  # and is written under today's
+    assert any(stack in key for key in load_file(file))
+
+
 def test_adapter_that_could_not_be_loaded_is_not_saved(tmp_path):
     model = tiny.ensemble("bert")
     with torch.no_grad():

@@ -182,7 +182,10 @@ def inputs(
 
 
 def ensemble(architecture: str, num_labels: int = 3, seed: int = 0, base: dict | None = None, **config) -> PeftModel:
-    model = base_model(architecture, num_labels, seed, **(base or {}))
+    return adapt(base_model(architecture, num_labels, seed, **(base or {})), seed, **config)
+
+
+def adapt(model, seed: int = 0, **config) -> PeftModel:
     torch.manual_seed(seed + 100)
     settings = {"init_scaler_std": 1.0, **config}
     return get_peft_model(model, SigmaNormConfig(**settings)).eval()

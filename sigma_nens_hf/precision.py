@@ -1,0 +1,70 @@
+"""Shared modules in full precision over a base in 16 bits, in which small steps of training would be lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from peft.utils import AuxiliaryTrainingWrapper
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+
+def train_in_full_precision(model: nn.Module, adapter_name: str) -> None:
+    """Turn an adapter's trained copies of shared modules into fp32, each computing in fp32 between two casts.
+
+    Args:
+        model: The base model, with the adapter on it.
+        adapter_name: The adapter.
+    """
+    for wrapper in model.modules():
+        if not isinstance(wrapper, AuxiliaryTrainingWrapper) or adapter_name not in wrapper.modules_to_save:
+            continue
+        dtype = next(wrapper.original_module.parameters()).dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            module = wrapper.modules_to_save[adapter_name].float()
+            module.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
+            module.register_forward_hook(CastOutputs(dtype))
+
+
+def restore_precision(model: nn.Module) -> None:
+    """Give trained copies that have become part of a plain model its precision again.
+
+    Args:
+        model: The plain model.
+    """
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, CastOutputs):
+                module.to(hook.dtype)
+                del module._forward_hooks[key]
+                _remove(_cast_inputs, module)
+
+
+def _remove(pre_hook: Callable, module: nn.Module) -> None:
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if hook is pre_hook:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _cast_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    return _cast((args, kwargs), next(module.parameters()).dtype)
+
+
+class CastOutputs:
+    """Forward-hook that brings a module's outputs back to the precision of the model around it.
+
+    Args:
+        dtype: That precision.
+    """
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        """Cast the outputs."""
+        return _cast(output, self.dtype)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, value)
