@@ -10,18 +10,16 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
+from .adapter_plan import AdapterPlan, plan_adapter
 from .adapter_weights import check_finite, check_weights, under_current_names
-from .architectures import task_of_class
 from .config import SigmaNormConfig
-from .heads import HeadPlan, MemberHead, has_output_per_label, plan_head, size_shared_heads
+from .heads import MemberHead, has_output_per_label, size_shared_heads
 from .labels import LabelSet
 from .layer import MemberLayer, SigmaNormLayer
 from .members import base_model_of, install_hooks, remove_hooks
-from .norms import find_norms
 from .outputs import MEMBER_LOGITS
 from .precision import restore_precision, train_in_full_precision
 from .registration import PARAMETER_PREFIX
-from .shared_modules import resolve_shared_modules
 from .version import __version__
 
 
@@ -42,9 +40,8 @@ class SigmaNormModel(BaseTuner):
     prefix = PARAMETER_PREFIX
     tuner_layer_cls = MemberLayer
 
-    # Settled for the adapter that is being injected, when peft asks for every module whether it is a target.
-    _norm_names: frozenset[str] = frozenset()
-    _head_plan: HeadPlan | None = None
+    # Of the adapter that is being injected, when peft asks for every module whether it is a target.
+    _plan: AdapterPlan | None = None
     # The base model's own labels, shown again while adapters are disabled and after unloading.
     _base_labels: LabelSet | None = None
     # Projections of the base head that shared ones of another size have replaced, by name.
@@ -60,7 +57,7 @@ class SigmaNormModel(BaseTuner):
         config = self.peft_config[adapter_name]
         config.base_model_type = model.config.model_type
         config.base_model_class = type(model).__name__
-        config.num_adapted_norms = len(self._norm_names)
+        config.num_adapted_norms = len(self._plan.norms)
         config.sigma_nens_hf_version = config.sigma_nens_hf_version or __version__
         config.transformers_version = config.transformers_version or transformers.__version__
         model.peft_config = self.peft_config
@@ -74,51 +71,13 @@ class SigmaNormModel(BaseTuner):
         return peft_config  # targets depend on the model's classes, which only `_prepare_model` sees
 
     def _prepare_model(self, peft_config: SigmaNormConfig, model: PreTrainedModel) -> None:
-        """Check the config against the model, fix what it leaves open, and settle the targets."""
-        model_type = model.config.model_type
-        if peft_config.base_model_type not in (None, model_type):
-            raise ValueError(
-                f"The adapter was made for a base of type {peft_config.base_model_type!r}, this one is "
-                f"{model_type!r} ({type(model).__name__})."
-            )
-        plan = plan_head(model, peft_config)
-        norms = find_norms(model, peft_config)
-        if peft_config.num_adapted_norms not in (None, len(norms)):
-            raise ValueError(
-                f"The adapter was made for a base with {peft_config.num_adapted_norms} adapted norms, in this one "
-                f"({type(model).__name__}) there are {len(norms)}. Load it over its own base, "
-                f"{peft_config.base_model_name_or_path}, and make a new SigmaNormConfig for every other one."
-            )
-        shared = resolve_shared_modules(model, peft_config, plan, norms)
-        labels = LabelSet.of_adapter(peft_config, default=self._base_labels).for_task(
-            task_of_class(type(model).__name__)
-        )
-        self._replaced_heads = {**size_shared_heads(model, plan, labels), **(self._replaced_heads or {})}
-
-        self._norm_names, self._head_plan = frozenset(norms), plan
-        peft_config.resolve_shared_modules(shared)
-        peft_config.problem_type = labels.problem_type
-        if has_output_per_label(model):
-            peft_config.num_labels = labels.num_labels
-            peft_config.id2label, peft_config.label2id = labels.id2label, labels.label2id
-        if plan.architecture.pools_last_token:
-            self._settle_padding(peft_config, model)
-
-    @staticmethod
-    def _settle_padding(peft_config: SigmaNormConfig, model: PreTrainedModel) -> None:
-        """Let model and adapter agree on the padding token; members make a batch even of a single example."""
-        text_config = model.config.get_text_config()
-        if text_config.pad_token_id is None:
-            text_config.pad_token_id = peft_config.pad_token_id
-        if text_config.pad_token_id is None:
-            raise ValueError(
-                f"{type(model).__name__} predicts from the last token before the padding, but its config names no "
-                "padding token. Set `model.config.pad_token_id`, to `tokenizer.eos_token_id` where there is no other."
-            )
-        peft_config.pad_token_id = text_config.pad_token_id
+        """Plan the adapter; nothing has been changed yet if that fails."""
+        self._plan = plan_adapter(model, peft_config, self._base_labels)
+        replaced = size_shared_heads(model, self._plan.head, self._plan.labels)
+        self._replaced_heads = {**replaced, **(self._replaced_heads or {})}
 
     def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool:
-        return key in self._norm_names or key in self._head_plan.member
+        return key in self._plan.norms or key in self._plan.head.member
 
     def _create_and_replace(
         self,
@@ -130,7 +89,7 @@ class SigmaNormModel(BaseTuner):
         current_key: str,
     ) -> None:
         layer = target
-        if current_key in self._norm_names:
+        if current_key in self._plan.norms:
             if not isinstance(target, MemberLayer):
                 layer = SigmaNormLayer(target)
             layer.update_layer(adapter_name, peft_config)
@@ -138,7 +97,7 @@ class SigmaNormModel(BaseTuner):
             if not isinstance(target, MemberLayer):
                 layer = MemberHead(target)
             out_features = layer.base_layer.out_features
-            if current_key in self._head_plan.architecture.outputs and has_output_per_label(self.model):
+            if current_key in self._plan.head.architecture.outputs and has_output_per_label(self.model):
                 out_features = peft_config.num_labels
             layer.update_layer(adapter_name, peft_config, self.model, current_key, out_features)
         if layer is not target:

@@ -195,9 +195,7 @@ class SigmaNEnsTrainer(Trainer):
         if labels is not None and labels.shape == disagreement.shape:
             labelled = labels != IGNORED_LABEL  # padding is no token to disagree on
             disagreement = (disagreement * labelled).sum() / labelled.sum().clamp_min(1)
-        parts = torch.stack(
-            [share.detach().float() * micro_batches, regularizer.detach().float(), disagreement.mean()]
-        )
+        parts = torch.stack([share.detach().float() * micro_batches, regularizer.detach().float(), disagreement.mean()])
         self._parts_sum = parts if self._parts_sum is None else self._parts_sum + parts
         self._num_parts += 1
         return loss

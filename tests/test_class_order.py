@@ -44,6 +44,11 @@ def test_checkpoint_that_does_not_name_its_classes_is_believed_with_a_word(folde
     assert "--head_init fresh" in message
 
 
+def test_bare_encoder_has_no_head_to_talk_of(checkpoint_folder):
+    folder = checkpoint_folder("bert", encoder_only=True, num_labels=2)
+    assert head_init_for(str(folder), None, ["negative", "positive"]) == ("auto", None)
+
+
 def test_essence():
     assert essence("n01484850 great_white_shark") == essence("Great white shark, white shark, man-eater")
     assert essence("T-shirt/top") == "t shirt top"

@@ -5,6 +5,7 @@ import threading
 import pytest
 import tiny
 import torch
+from transformers import DynamicCache
 
 from sigma_nens_hf import extract_member, member_subset
 from sigma_nens_hf.architectures import backbone_name
@@ -12,6 +13,8 @@ from sigma_nens_hf.members import base_model_of
 
 NUM_MEMBERS = 4
 TOLERANCE = 1e-5
+# One of each kind, for what hangs on the form of inputs and outputs.
+KINDS = ["bert", "deberta_v3", "llama", "vit", "deit-teacher", "swin", "convnext", "siglip", "bert-token", "bert-choice"]
 
 
 @pytest.mark.parametrize("with_task_type", [False, True])
@@ -141,6 +144,46 @@ def test_arguments_by_position_and_tuples():
     assert isinstance(model(**batch), tuple)
 
 
+@pytest.mark.parametrize("architecture", KINDS)
+@torch.no_grad()
+def test_tuples_hold_the_same_with_member_logits_last(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture)
+    expected = model(**batch)
+    values = model(**batch, return_dict=False)
+    assert isinstance(values, tuple)
+    assert len(values) == len(expected)
+    assert torch.equal(values[-1], expected.member_logits)
+    for value, (name, wanted) in zip(values, expected.items(), strict=True):
+        assert torch.equal(value, wanted), name
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+@torch.no_grad()
+def test_hidden_states_are_batch_first_and_those_of_the_members(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture)
+    output = model(**batch, output_hidden_states=True)
+    member = extract_member(model, 2)(**batch, output_hidden_states=True)
+    assert len(output.hidden_states) == len(member.hidden_states)
+    for states, alone in zip(output.hidden_states, member.hidden_states, strict=True):
+        assert states.shape == (alone.shape[0], NUM_MEMBERS, *alone.shape[1:])  # choices are rows of their own
+        assert tiny.relative_error(states[:, 2], alone) < 1e-4
+    assert type(output).__name__ == f"Ensemble{type(member).__name__}"
+
+
+@torch.no_grad()
+def test_cache_of_a_decoder_is_neither_made_nor_taken():
+    model = tiny.ensemble("llama")
+    batch = tiny.inputs("llama")
+    assert model.config.use_cache
+    assert "past_key_values" not in model(**batch)
+    with pytest.raises(ValueError, match="cache of keys and values cannot be given"):
+        model(**batch, past_key_values=DynamicCache(config=model.config))
+    with model.disable_adapter():
+        assert model(**batch, use_cache=True).past_key_values is not None
+
+
 @torch.no_grad()
 def test_embeddings_position_ids_and_further_outputs():
     model = tiny.ensemble("bert")
@@ -237,12 +280,22 @@ def test_threads_with_different_subsets_do_not_meet():
     assert not wrong
 
 
+@pytest.mark.parametrize("architecture", KINDS)
 @torch.no_grad()
-def test_model_survives_pickle():
-    model = tiny.ensemble("bert")
-    batch = tiny.inputs("bert")
+def test_model_and_output_survive_pickle(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture)
     copy = pickle.loads(pickle.dumps(model))
-    assert torch.equal(copy(**batch).member_logits, model(**batch).member_logits)
+    output = model(**batch)
+    assert torch.equal(copy(**batch).member_logits, output.member_logits)
+    again = pickle.loads(pickle.dumps(output))
+    assert type(again) is type(output)
+    assert torch.equal(again.member_logits, output.member_logits)
+
+
+def test_guard_survives_pickle():
+    copy = pickle.loads(pickle.dumps(tiny.ensemble("bert")))
+    batch = tiny.inputs("bert")
     with pytest.raises(RuntimeError, match="outside a forward pass"):
         base_model_of(copy).bert(batch["input_ids"])
 

@@ -190,23 +190,41 @@ def test_disabled_adapter_is_the_base_model():
     assert model.config.id2label == LABELS
 
 
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama", "bert-token", "vit", "deit-teacher", "convnext"])
 @torch.no_grad()
-def test_several_adapters_with_different_members_and_labels():
-    batch = tiny.inputs("bert", with_labels=False)
-    model = tiny.ensemble("bert", num_labels=2, num_members=2)
+def test_several_adapters_with_different_members_and_labels(architecture, tmp_path):
+    batch = tiny.inputs(architecture, with_labels=False)
+    base = tiny.base_model(architecture, num_labels=2)
+    plain = base(**batch).logits
+    model = tiny.adapt(base, num_members=2)
     first = model(**batch).member_logits
-    model.add_adapter("second", SigmaNormConfig(num_members=3, id2label=LABELS, branch_layer=1, init_scaler_std=1.0))
+    second_config = SigmaNormConfig(num_members=3, id2label=LABELS, branch_layer=1, init_scaler_std=1.0)
+    model.add_adapter("second", second_config)
     assert torch.equal(model(**batch).member_logits, first)
     model.set_adapter("second")
-    second = model(**batch)
-    assert second.member_logits.shape == (5, 3, 3)
+    second = model(**batch).member_logits
+    assert second.shape == (5, 3, *first.shape[2:-1], 3)
     assert model.config.id2label == LABELS
     alone = torch.stack([extract_member(model, k)(**batch).logits for k in range(3)], 1)
-    assert tiny.relative_error(second.member_logits, alone) < 1e-5
+    assert tiny.relative_error(second, alone) < 1e-5
+    with model.disable_adapter():
+        assert torch.equal(model(**batch).logits, plain)
+    assert torch.equal(model(**batch).member_logits, second)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny.base_model(architecture, num_labels=2), tmp_path)
+    loaded.load_adapter(tmp_path / "second", "second")
+    assert torch.equal(loaded(**batch).member_logits, first)
+    loaded.set_adapter("second")
+    assert torch.equal(loaded(**batch).member_logits, second)
     model.set_adapter("default")
     assert torch.equal(model(**batch).member_logits, first)
+    status = model.get_model_status()
+    assert status.available_adapters == ["default", "second"]
+    assert status.active_adapters == ["default"]
     model.delete_adapter("second")
     assert torch.equal(model(**batch).member_logits, first)
+    with pytest.raises(ValueError, match="second"):
+        model.set_adapter("second")
 
 
 def test_unload_leaves_no_trace():

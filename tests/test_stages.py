@@ -50,6 +50,26 @@ def test_stream_without_a_number_of_steps_is_refused(main, arguments):
         main([*arguments, "--streaming"])
 
 
+def test_failed_start_leaves_the_folder_free(main, arguments, tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        main([*arguments, "--label_column", "nowhere"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_heads_of_a_checkpoint_with_other_classes_are_fresh(main, kind, arguments, checkpoint_folder, capsys):
+    names = {"text": ["positive", "negative"], "image": ["red", "green", "blue"]}[kind]
+    labels = {"num_labels": len(names), "id2label": dict(enumerate(names))}
+    folder = checkpoint_folder({"text": "bert", "image": "vit"}[kind], **labels)
+    nothing_learned = ["--max_steps", "1", "--learning_rate", "0", "--scaler_learning_rate", "0"]
+    arguments = [*arguments, "--model_name_or_path", str(folder), *nothing_learned, "--compare_single", "False"]
+    (fresh,) = main([*arguments, "--init_scaler_std", "0"])
+    assert "its head is not copied" in capsys.readouterr().out.replace("\n", " ")
+    assert fresh.disagreement > 0
+    output = arguments[arguments.index("--output_dir") + 1]
+    (copied,) = main([*arguments, "--init_scaler_std", "0", "--head_init", "copy", "--output_dir", f"{output}-2"])
+    assert copied.disagreement == 0
+
+
 class Killed(BaseException):
     pass
 

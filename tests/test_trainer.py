@@ -27,6 +27,7 @@ from sigma_nens_hf.metrics import (
     pairwise_disagreement,
 )
 
+
 def dataset(architecture, num_examples=16, seed=1):
     batch = tiny.inputs(architecture, num_examples, seed=seed)
     batch.setdefault("labels", torch.arange(num_examples) % 3)  # for DeiT with a teacher
@@ -328,7 +329,9 @@ def test_tokens_of_texts_of_any_length_are_evaluated_together(tmp_path):
     assert seen == [(10, longest, 3)] * 2
     for name in ("test_nll", "test_accuracy", "test_ece"):
         assert results[True][name] == pytest.approx(results[False][name], rel=1e-5)
-    labelled = [(logits[i, :, t].softmax(-1).mean(0), data[i]["labels"][t]) for i in range(10) for t in range(lengths[i])]
+    labelled = [
+        (logits[i, :, t].softmax(-1).mean(0), data[i]["labels"][t]) for i in range(10) for t in range(lengths[i])
+    ]
     p, labels = (torch.stack(column) for column in zip(*labelled, strict=True))
     assert results[True]["test_nll"] == pytest.approx(negative_log_likelihood(p, labels), rel=1e-4)
 
