@@ -17,7 +17,7 @@ from rich.table import Table
 from transformers import HfArgumentParser
 
 from sigma_nens_hf import SigmaNormConfig
-from sigma_nens_hf.architectures import ARCHITECTURES
+from sigma_nens_hf.architectures import ARCHITECTURES, class_named
 
 _SMALL_STAGES = {"depths": [3, 3, 9, 3], "hidden_sizes": [96, 192, 384, 768]}
 _DEBERTA_V3 = {
@@ -65,6 +65,7 @@ SHAPES = {
     "beit-base-patch16-224": ("Beit", {"use_relative_position_bias": True}),
     "dinov2-base": ("Dinov2", {}),
     "dinov2-with-registers-base": ("Dinov2WithRegisters", {}),
+    "dinov3-vitb16": ("DINOv3ViT", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "swin-tiny-patch4-window7-224": ("Swin", {}),
     "swinv2-tiny-patch4-window8-256": ("Swinv2", {"image_size": 256, "window_size": 8}),
     "convnext-tiny-224": ("ConvNext", _SMALL_STAGES),
@@ -85,42 +86,43 @@ class Arguments:
     )
 
 
-def stored_bytes(prefix: str, shape: dict, task: str, arguments: Arguments) -> dict[str, int]:
-    """Return the bytes that an adapter over a base without a classifier stores, by kind.
+def stored_bytes(model_class: type, shape: dict, arguments: Arguments) -> dict[str, int]:
+    """Return the number of adapted norms, and the bytes that an adapter over a bare encoder stores, by kind.
 
     Args:
-        prefix: Prefix of the architecture's classes.
+        model_class: Class of the base model.
         shape: Fields of its config.
-        task: What its class name ends in after "For".
         arguments: What kind of adapter.
     """
-    config = getattr(transformers, f"{prefix}Config")(**shape, num_labels=arguments.labels)
     with torch.device("meta"):
-        model = getattr(transformers, f"{prefix}For{task}")(config)
+        model = model_class(model_class.config_class(**shape, num_labels=arguments.labels))
     member_heads = [] if arguments.member_heads == "shared" else arguments.member_heads
     ensemble = get_peft_model(model, SigmaNormConfig(num_members=arguments.members, member_heads=member_heads))
-    kinds = {"norms": 0, "member heads": 0, "shared": 0}
+    sizes = {"norms": 0, "member head": 0, "shared head": 0}
     for name, parameter in ensemble.named_parameters():
         if parameter.requires_grad:
             is_norm = "sigma_norm_scaler" in name or "sigma_norm_bias" in name
-            kind = "norms" if is_norm else "member heads" if "sigma_norm_head" in name else "shared"
-            kinds[kind] += 4 * parameter.numel()
-    return {"adapted norms": ensemble.peft_config["default"].num_adapted_norms, **kinds}
+            kind = "norms" if is_norm else "member head" if "sigma_norm_head" in name else "shared head"
+            sizes[kind] += 4 * parameter.numel()
+    return {"adapted norms": ensemble.peft_config["default"].num_adapted_norms, **sizes}
 
 
 def main() -> None:
     """Print the table."""
     (arguments,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
-    table = Table(title=f"Stored by an adapter with {arguments.members} members and {arguments.labels} classes, KiB")
-    for column in ("shape of", "class", "adapted norms", "norms", "member heads", "shared head", "in all"):
-        table.add_column(column, justify="left" if column in ("shape of", "class") else "right", no_wrap=True)
+    transformers.logging.set_verbosity_error()
+    table = Table(title=f"Stored by an adapter with {arguments.members} members and {arguments.labels} classes, in KiB")
+    columns = ("shape of", "head's projections", "adapted norms", "norms", "member head", "shared head", "in all")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
     for checkpoint, (prefix, shape) in SHAPES.items():
         tasks = ("SequenceClassification", "ImageClassification", "ImageClassificationWithTeacher")
-        for task in (task for task in tasks if f"{prefix}For{task}" in ARCHITECTURES):
-            norms, *sizes = stored_bytes(prefix, shape, task, arguments).values()
-            table.add_row(
-                checkpoint, f"{prefix}For{task}", str(norms), *(f"{size / 1024:,.0f}" for size in (*sizes, sum(sizes)))
-            )
+        for name in (f"{prefix}For{task}" for task in tasks):
+            if name in ARCHITECTURES:
+                norms, *sizes = stored_bytes(class_named(name), shape, arguments).values()
+                projections = ", ".join(ARCHITECTURES[name].projections)
+                cells = [f"{size / 1024:,.0f}" for size in (*sizes, sum(sizes))]
+                table.add_row(checkpoint, projections, str(norms), *cells)
     Console(width=140).print(table)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import transformers
 from transformers import PreTrainedModel
 
+from . import dinov3
 from .norm_formulas import NormFormula, is_norm
 
 
@@ -68,6 +69,7 @@ ARCHITECTURES = {
     "DeiTForImageClassificationWithTeacher": Architecture(("cls_classifier", "distillation_classifier")),
     "Dinov2ForImageClassification": _CLASSIFIER,
     "Dinov2WithRegistersForImageClassification": _CLASSIFIER,
+    "DINOv3ViTForImageClassification": _CLASSIFIER,
     "DistilBertForMultipleChoice": Architecture(before=("pre_classifier",)),
     "DistilBertForSequenceClassification": Architecture(before=("pre_classifier",)),
     "DistilBertForTokenClassification": _CLASSIFIER,
@@ -136,8 +138,8 @@ def backbone_name(model: PreTrainedModel) -> str:
     return ARCHITECTURES[type(model).__name__].backbone or model.base_model_prefix
 
 
-def task_of_class(name: str) -> str:
-    """Return the task of a supported class by its name in `transformers.pipeline`.
+def class_named(name: str) -> type[PreTrainedModel]:
+    """Return a supported class by its name.
 
     Args:
         name: Name of the class.
@@ -148,6 +150,15 @@ def task_of_class(name: str) -> str:
     # The name may come from a downloaded file: nothing is looked up for a name that is not known here.
     if name not in ARCHITECTURES:
         raise ValueError(f"The adapter's base model is of class {name}, which is not supported.")
+    return getattr(transformers, name, None) or getattr(dinov3, name)
+
+
+def task_of_class(name: str) -> str:
+    """Return the task of a supported class by its name in `transformers.pipeline`.
+
+    Args:
+        name: Name of the class.
+    """
     return next(task for suffix, task in _TASKS_BY_SUFFIX.items() if name.endswith(suffix))
 
 

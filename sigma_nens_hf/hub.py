@@ -15,7 +15,7 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .architectures import backbone_name, task_of_class
+from .architectures import backbone_name, class_named, task_of_class
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
@@ -117,13 +117,11 @@ def load_ensemble(
     base_model = base_model or config.base_model_name_or_path
     if not base_model:
         raise ValueError(f"The adapter in {repo_or_dir} does not say what its base model is; pass base_model.")
-    task = task_of_class(config.base_model_class)
+    model_class, task = class_named(config.base_model_class), task_of_class(config.base_model_class)
     if config.revision is not None and not os.path.isdir(base_model):
         base_kwargs["revision"] = config.revision
     try:
-        model, loading_info = _load_base_model(
-            getattr(transformers, config.base_model_class), base_model, **base_kwargs
-        )
+        model, loading_info = _load_base_model(model_class, base_model, **base_kwargs)
     except OSError as error:
         raise ValueError(
             f"The adapter's base model {base_model} cannot be loaded; if it is elsewhere, pass base_model. {error}"

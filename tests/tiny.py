@@ -11,6 +11,7 @@ from peft import PeftModel, get_peft_model
 from torch import nn
 
 from sigma_nens_hf import SigmaNormConfig
+from sigma_nens_hf.architectures import class_named
 from sigma_nens_hf.norm_formulas import is_norm
 
 HIDDEN_SIZE = 32
@@ -74,6 +75,7 @@ _FAMILIES = {
     "beit": ("Beit", ("image",), {**_IMAGE_SHAPE, "use_relative_position_bias": True}),
     "dinov2": ("Dinov2", ("image",), _IMAGE_SHAPE),
     "dinov2_registers": ("Dinov2WithRegisters", ("image",), _IMAGE_SHAPE),
+    "dinov3": ("DINOv3ViT", ("image",), {**_IMAGE_SHAPE, "num_register_tokens": 2}),
     "swin": ("Swin", ("image",), _STAGES),
     "swinv2": ("Swinv2", ("image",), _STAGES),
     "convnext": ("ConvNext", ("image",), _CONVOLUTIONS),
@@ -91,7 +93,7 @@ _CLASS_ENDS = {
 # Sequence and image classifiers go by their family's name, the others by that and their task.
 _MODELS = {
     family if task in ("sequence", "image") else f"{family}-{task}": (
-        getattr(transformers, f"{prefix}For{_CLASS_ENDS[task]}"),
+        class_named(f"{prefix}For{_CLASS_ENDS[task]}"),
         getattr(transformers, f"{prefix}Config"),
         shape,
     )
