@@ -6,9 +6,8 @@ model, so two hooks on that model serve them all.
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,7 +88,9 @@ def install_hooks(base_model: nn.Module, layer_name: str) -> None:
         layer_name: Name of a layer in it that holds members; it tells which adapter is active.
     """
     if not any(isinstance(hook, ExpandMembers) for hook in base_model._forward_pre_hooks.values()):
-        base_model.register_forward_pre_hook(ExpandMembers(layer_name), with_kwargs=True)
+        parameters = list(inspect.signature(type(base_model).forward).parameters.values())[1:]  # without `self`
+        names = tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        base_model.register_forward_pre_hook(ExpandMembers(layer_name, names), with_kwargs=True)
         # Called after a failed forward as well, so that no stale pass is left behind.
         base_model.register_forward_hook(ReduceMembers(), with_kwargs=True, always_call=True)
 
@@ -114,16 +115,18 @@ class ExpandMembers:
 
     Attributes:
         layer_name: Name of a layer that holds members.
+        parameter_names: Parameters of the base model's forward that can be given by position.
         model_number: Tells the model from all others of the process, its copies included. `id` would do as well, but
             not in code that torch.compile has traced.
     """
 
-    def __init__(self, layer_name: str):
+    def __init__(self, layer_name: str, parameter_names: tuple[str, ...]):
         self.layer_name = layer_name
+        self.parameter_names = parameter_names
         self.model_number = next(_model_numbers)
 
     def __reduce__(self) -> tuple:
-        return ExpandMembers, (self.layer_name,)  # a copy is another model
+        return ExpandMembers, (self.layer_name, self.parameter_names)  # a copy is another model
 
     def active_adapter(self, base_model: nn.Module) -> str:
         """Return the name of the active adapter.
@@ -138,10 +141,9 @@ class ExpandMembers:
 
     def __call__(self, base_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """Bind the arguments to their names, repeat those that hold examples, and open the forward pass."""
-        known = _parameter_names(type(base_model).forward)
-        kwargs = {**dict(zip(known, args, strict=False)), **kwargs}
+        kwargs = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
         # peft's task classes pass empty arguments of text models on, over which models of images stumble.
-        kwargs = {name: value for name, value in kwargs.items() if value is not None or name in known}
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name in self.parameter_names}
         return_dict = kwargs.get("return_dict")
         if state.forward_pass is not None and state.forward_pass.model == self.model_number:
             # A model does not call itself: an interrupt, which no hook is told of, has left an earlier pass open.
@@ -198,13 +200,6 @@ def problem_type_of(config: Any) -> str:
     if config.problem_type is not None:
         return config.problem_type
     return "regression" if config.num_labels == 1 else SINGLE_LABEL
-
-
-@lru_cache
-def _parameter_names(forward: Callable) -> tuple[str, ...]:
-    """Names of the parameters that can be given by position, without `self`."""
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _batch_size(base_model: nn.Module, kwargs: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import transformers
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
@@ -17,6 +17,7 @@ from .heads import MemberHead, has_output_per_label, size_shared_heads
 from .labels import LabelSet
 from .layer import MemberLayer, SigmaNormLayer
 from .members import base_model_of, install_hooks, remove_hooks
+from .norms import selects
 from .outputs import MEMBER_LOGITS
 from .precision import restore_precision, train_in_full_precision
 from .registration import PARAMETER_PREFIX
@@ -76,7 +77,9 @@ class SigmaNormModel(BaseTuner):
         replaced = size_shared_heads(model, self._plan.head, self._plan.labels)
         self._replaced_heads = {**replaced, **(self._replaced_heads or {})}
 
-    def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool:
+    def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool | _ExcludedModule:
+        if peft_config.exclude_modules and selects(peft_config.exclude_modules, key):
+            return _ExcludedModule()  # or peft would warn that nothing is excluded
         return key in self._plan.norms or key in self._plan.head.member
 
     def _create_and_replace(

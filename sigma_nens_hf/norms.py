@@ -80,28 +80,32 @@ def _check_formula(name: str, module: nn.Module) -> None:
             raise ValueError(f"{name}, {error}. Leave it out with `exclude_modules`.") from error
 
 
-def _matching(field: str, patterns: str | Sequence[str], names: list[str]) -> list[str]:
-    """Return the names that a field of the config selects, read as peft reads such fields.
+def selects(patterns: str | Sequence[str], name: str) -> bool:
+    """Whether a field of the config selects a module, read as peft reads such fields.
 
     Args:
-        field: The field, for the error.
         patterns: A regular expression for the full name, or a list of names and suffixes.
-        names: The names to choose from.
-
-    Raises:
-        ValueError: A pattern selects none.
+        name: Full name of the module.
     """
     if isinstance(patterns, str):
-        found = [name for name in names if re.fullmatch(patterns, name)]
-        unmatched = [] if found else [patterns]
-    else:
-        by_pattern = {p: [name for name in names if name == p or name.endswith(f".{p}")] for p in patterns}
-        unmatched = [pattern for pattern, matches in by_pattern.items() if not matches]
-        wanted = {name for matches in by_pattern.values() for name in matches}
-        found = [name for name in names if name in wanted]
+        return re.fullmatch(patterns, name) is not None
+    return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
+
+
+def _matching(field: str, patterns: str | Sequence[str], names: list[str]) -> list[str]:
+    """Return the names that a field of the config selects.
+
+    Raises:
+        ValueError: One of its patterns selects none.
+    """
+    each = [patterns] if isinstance(patterns, str) else [[pattern] for pattern in patterns]
+    unmatched = [pattern for pattern in each if not any(selects(pattern, name) for name in names)]
     if unmatched:
-        raise ValueError(f"{field} matches no module: {unmatched}. There are, for example: {_short_list(names)}.")
-    return found
+        raise ValueError(
+            f"{field} matches no module: {[p if isinstance(p, str) else p[0] for p in unmatched]}. There are, for "
+            f"example: {_short_list(names)}."
+        )
+    return [name for name in names if selects(patterns, name)]
 
 
 def _from_block_on(model: PreTrainedModel, names: list[str], branch_layer: int) -> list[str]:

@@ -27,7 +27,7 @@ from sigma_nens_hf import SigmaNormConfig
         ("label2id", {"a": 0, "b": 0}, "the same index"),
         ("init_scaler", -90.0, "init_scaler must be finite and at most"),
         ("modules_to_save", "pooler", "must be a list of module names"),
-        ("task_type", "TOKEN_CLS", "task_type must be None or 'SEQ_CLS'"),
+        ("task_type", "CAUSAL_LM", "task_type must be one of .*'SEQ_CLS', 'TOKEN_CLS'"),
         ("calibration_temperature", 0.0, "calibration_temperature"),
     ],
 )

@@ -286,6 +286,7 @@ def test_merge_must_name_a_member():
     assert tiny.relative_error(single.merge_and_unload()(**batch).logits, expected) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")  # they say the same
 def test_mixing_and_stacking_with_another_method_is_refused():
     with pytest.raises(ValueError, match="not compatible with the `PeftMixedModel`"):
         get_peft_model(tiny.base_model("bert"), SigmaNormConfig(), mixed=True)

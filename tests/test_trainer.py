@@ -379,8 +379,8 @@ def test_gradient_checkpointing_changes_nothing(architecture, use_reentrant, tmp
     for checkpointing in (False, True):
         trainer = trainer_for(
             tiny.ensemble(architecture, base=tiny.without_dropout(architecture)), tmp_path, dataset(architecture),
-            max_steps=2, max_grad_norm=1e9, gradient_checkpointing=checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
+            max_steps=2, max_grad_norm=1e9, activation_checkpointing=checkpointing,
+            activation_checkpointing_kwargs={"use_reentrant": use_reentrant},
         )  # fmt: skip
         trainer.train()
         runs.append(step_logs(trainer))
