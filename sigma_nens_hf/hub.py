@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .architectures import backbone_name, class_named, task_of_class
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
+from .norms import find_norms
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
 
 
@@ -72,7 +73,8 @@ def ensemble_from_pretrained(
     # What came with the checkpoint stays as it came, but for outputs, which are trained, and what peft takes for them.
     outputs = tuple(name for name in plan.shared if name in architecture.outputs)
     shared = [name for name in plan.shared if name in absent or name.endswith(outputs)]
-    config.resolve_shared_modules([*config.shared_modules, *shared, *_shareable(model, absent - set(plan.member))])
+    shared += _shareable(model, config, absent - set(plan.member))
+    config.resolve_shared_modules([*config.shared_modules, *shared])
     config.revision = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
     processor = load_processor(model_id, task, kwargs)
     _settle_padding(model, processor)
@@ -178,8 +180,10 @@ def _absent_modules(loading_info: dict[str, Any]) -> set[str]:
     return {key.rpartition(".")[0] for key in keys}
 
 
-def _shareable(model: PreTrainedModel, absent: set[str]) -> list[str]:
+def _shareable(model: PreTrainedModel, config: SigmaNormConfig, absent: set[str]) -> list[str]:
     """Return the absent modules that can be trained as one shared copy, or raise.
+
+    A norm that carries members is none of them: it starts as ones and zeros, not at random, and members make it theirs.
 
     Raises:
         ValueError: A part of the backbone is absent; training adapters over random weights helps nobody.
@@ -191,7 +195,7 @@ def _shareable(model: PreTrainedModel, absent: set[str]) -> list[str]:
             f"The checkpoint lacks weights of {type(model).__name__}'s backbone, or has them in another size: "
             f"{lost[:5]} ({len(lost)} modules). Is it a checkpoint of this architecture?"
         )
-    return sorted(absent)
+    return sorted(absent - set(find_norms(model, config)))
 
 
 def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any], config: SigmaNormConfig) -> None:
@@ -201,7 +205,7 @@ def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any]
         for name in _absent_modules(loading_info)
         if not any(f"{name}.".startswith(f"{module}.") for module in covered)
     }
-    lacking = _shareable(model, absent)
+    lacking = _shareable(model, config, absent)
     if lacking:
         raise ValueError(
             f"The base model lacks {lacking}, which the adapter does not bring: it was trained over "

@@ -6,6 +6,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import BeitModel, DINOv3ConvNextConfig, DINOv3ConvNextModel, PreTrainedTokenizerFast
 
 from sigma_nens_hf import MemberHead, ensemble_from_pretrained, load_ensemble, predict
 from sigma_nens_hf.members import base_model_of
@@ -73,10 +74,52 @@ def test_what_the_checkpoint_does_not_bring_is_trained(checkpoint_folder, tmp_pa
     assert with_pooler.peft_config["default"].shared_modules == []  # it came with the checkpoint
 
 
+def test_absent_norm_of_a_pooler_becomes_the_members(tmp_path):
+    """A BEiT that was only pretrained has no pooler, whose norm is the last before the classifier."""
+    BeitModel(tiny.base_model("beit").config, add_pooling_layer=False).save_pretrained(tmp_path / "pretrained")
+    model, _ = ensemble_from_pretrained(tmp_path / "pretrained", "image-classification", id2label=LABELS)
+    config = model.peft_config["default"]
+    assert config.shared_modules == []
+    assert config.num_adapted_norms == 5
+    tiny.make_trainable_parts_random(model)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded, _ = load_ensemble(tmp_path / "adapter")
+    batch = tiny.inputs("beit")
+    assert torch.equal(loaded(**batch).logits, model.eval()(**batch).logits)
+
+
+def test_decoder_without_padding_token_gets_one_that_its_adapter_keeps(tmp_path, tokenizer):
+    """As GPT-2, Llama and Qwen are published: neither model nor tokenizer can pad, both know an end of text."""
+    base = tiny.base_model("llama", pad_token_id=None)
+    base.model.save_pretrained(tmp_path / "base")
+    without_padding = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="[SEP]", unk_token="[UNK]", model_max_length=32
+    )
+    without_padding.save_pretrained(tmp_path / "base")
+    model, processor = ensemble_from_pretrained(tmp_path / "base", "text-classification", id2label=LABELS)
+    assert processor.pad_token == "[SEP]"
+    assert model.peft_config["default"].pad_token_id == processor.eos_token_id
+    tiny.make_trainable_parts_random(model)
+    texts = ["a good film", "very dull", "bad"]
+    expected = predict(model, processor, texts)
+    (alone,) = predict(model, processor, texts[1])
+    assert alone.probability == pytest.approx(expected[1].probability, rel=1e-4)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded, loaded_processor = load_ensemble(tmp_path / "adapter")
+    assert predict(loaded, loaded_processor, texts) == expected
+
+
+def test_task_that_transformers_has_no_model_for_is_named(tmp_path):
+    DINOv3ConvNextModel(DINOv3ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no DINOv3ConvNext model for AutoModelForImageClassification"):
+        ensemble_from_pretrained(tmp_path, "image-classification", num_labels=2)
+
+
 def test_head_of_another_size_is_made_anew(checkpoint_folder):
     model, _ = ensemble_from_pretrained(checkpoint_folder("roberta"), "text-classification", num_labels=5)
     heads = [module for module in model.modules() if isinstance(module, MemberHead)]
     assert heads[0].sigma_norm_head_weight["default"].shape[:2] == (4, 5)
+    assert model.peft_config["default"].shared_modules == []  # the dense layer came with the checkpoint
     assert model.peft_config["default"].head_init == "fresh"
     assert not any(p.is_meta or p.isnan().any() for p in model.parameters())
 

@@ -14,7 +14,10 @@ from sigma_nens_hf.members import base_model_of
 NUM_MEMBERS = 4
 TOLERANCE = 1e-5
 # One of each kind, for what hangs on the form of inputs and outputs.
-KINDS = ["bert", "deberta_v3", "llama", "vit", "deit-teacher", "dinov3", "swin", "convnext", "siglip", "bert-token", "bert-choice"]
+KINDS = [
+    "bert", "deberta_v3", "llama", "vit", "deit-teacher", "dinov3", "swin", "convnext", "siglip", "bert-token",
+    "bert-choice",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("with_task_type", [False, True])

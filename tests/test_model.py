@@ -190,7 +190,9 @@ def test_disabled_adapter_is_the_base_model():
     assert model.config.id2label == LABELS
 
 
-@pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama", "bert-token", "vit", "deit-teacher", "convnext"])
+@pytest.mark.parametrize(
+    "architecture", ["bert", "distilbert", "llama", "bert-token", "vit", "deit-teacher", "convnext"]
+)
 @torch.no_grad()
 def test_several_adapters_with_different_members_and_labels(architecture, tmp_path):
     batch = tiny.inputs(architecture, with_labels=False)
