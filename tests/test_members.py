@@ -319,6 +319,21 @@ def test_compiled_model_is_one_graph_and_follows_a_switch_of_members(architectur
     assert tiny.relative_error(compiled(**batch).member_logits, expected) < TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["bert", "llama", "vit"])
+@torch.no_grad()
+def test_compiler_of_torch_changes_no_logits(architecture):
+    model = tiny.ensemble(architecture)
+    batch = tiny.inputs(architecture, with_labels=False)
+    expected = model(**batch).member_logits
+    torch.compiler.reset()
+    compiled = torch.compile(model)
+    assert tiny.relative_error(compiled(**batch).member_logits, expected) < 1e-4
+    with member_subset(model, 3):
+        assert tiny.relative_error(compiled(**batch).member_logits, expected[:, [3]]) < 1e-4
+    assert tiny.relative_error(compiled(**batch).member_logits, expected) < 1e-4
+
+
 def test_copy_does_not_share_the_choice_of_members():
     model = tiny.ensemble("bert")
     other = copy.deepcopy(model)

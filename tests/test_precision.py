@@ -47,18 +47,20 @@ def test_trained_parameters_survive_saving_bit_by_bit(architecture, dtype, low_c
         assert torch.equal(loaded(pixels_or_ids).member_logits, model(pixels_or_ids).member_logits)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_base_in_bf16_still_trains(architecture, tmp_path):
-    model = half_ensemble(architecture, torch.bfloat16, init_scaler_std=0.1)
+def test_base_in_16_bits_still_trains(architecture, dtype, tmp_path):
+    model = half_ensemble(architecture, dtype, init_scaler_std=0.1)
     before = {name: p.detach().clone() for name, p in trained(model).items()}
     rows = dataset(architecture)
-    data = [{name: _in(torch.bfloat16, row[name]) for name in row} for row in rows]
+    data = [{name: _in(dtype, row[name]) for name in row} for row in rows]
     trainer_for(model, tmp_path, data, max_steps=4, scaler_learning_rate=1e-4).train()
     moved = {name: p.detach() != before[name] for name, p in trained(model).items()}
     for name, where in moved.items():
-        assert where.any(), name
+        if dtype is torch.bfloat16:  # without a loss scaler some of fp16's gradients are rounded to zero on their way
+            assert where.any(), name
         if "sigma_norm_scaler" in name:
-            assert where.float().mean() > 0.9, name  # steps of 1e-4 around .1, which bf16 would swallow
+            assert where.float().mean() > 0.9, name  # steps of 1e-4 around .1, which 16 bits swallow
 
 
 @pytest.mark.parametrize("dtype", HALVES)
