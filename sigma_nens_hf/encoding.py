@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
+from inspect import signature
 from itertools import groupby
 from os import PathLike
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.image_utils import is_valid_image, load_image
+
+from .architectures import backbone_name
 
 # Tokenizers without a limit of their own report a number of this size or more.
 _NO_LIMIT = 10**6
@@ -99,6 +102,27 @@ def encode(model: PreTrainedModel, processor: Any, task: str, items: list) -> An
     if task == "multiple-choice":
         encoded = type(encoded)({name: tensor.unflatten(0, (len(items), -1)) for name, tensor in encoded.items()})
     return encoded
+
+
+def size_arguments(model: PreTrainedModel, pixel_values: torch.Tensor) -> dict[str, bool]:
+    """Return what a model's forward has to be told to take images of another size than its checkpoint's.
+
+    Args:
+        model: The base model.
+        pixel_values: (B, 3, H, W).
+
+    Returns:
+        `interpolate_pos_encoding` where the size differs and the model has such an argument, else nothing.
+    """
+    backbone = model.get_submodule(backbone_name(model))
+    size = getattr(backbone.config, "image_size", None)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    if size is None or (height, width) == tuple(pixel_values.shape[-2:]):
+        return {}
+    can_interpolate = any(
+        "interpolate_pos_encoding" in signature(type(m).forward).parameters for m in (model, backbone)
+    )
+    return {"interpolate_pos_encoding": True} if can_interpolate else {}
 
 
 def max_input_length(model: PreTrainedModel, tokenizer: Any) -> int | None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .architectures import task_of_class
-from .encoding import as_items, batches_of, encode
+from .encoding import as_items, batches_of, encode, size_arguments
 from .labels import SINGLE_LABEL
 from .members import base_model_of, problem_type_of
 from .outputs import MEMBER_LOGITS
@@ -130,7 +130,8 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
             batch_items = [items[index] for index in indices]
             batch = encode(base_model, processor, task, batch_items).to(base_model.device)
             offsets, special = batch.pop("offset_mapping", None), batch.pop("special_tokens_mask", None)
-            output = model(**batch, return_dict=True)
+            sizes = size_arguments(base_model, batch["pixel_values"]) if "pixel_values" in batch else {}
+            output = model(**batch, **sizes, return_dict=True)
             if MEMBER_LOGITS not in output:
                 raise ValueError("predict needs the members, but the model's adapter is disabled.")
             member_logits = output[MEMBER_LOGITS]

@@ -70,6 +70,14 @@ def test_images(tmp_path):
         np.testing.assert_allclose(list(prediction.probabilities.values()), expected.detach(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["vit", "clip", "siglip", "dinov2", "swin", "convnext"])
+def test_images_of_another_size_than_the_checkpoints(architecture):
+    model = tiny.ensemble(architecture, id2label=LABELS)
+    larger = ViTImageProcessor(size={"height": 2 * tiny.IMAGE_SIZE, "width": 2 * tiny.IMAGE_SIZE})
+    (prediction,) = predict(model, larger, Image.new("RGB", (20, 20), "red"))
+    assert sum(prediction.probabilities.values()) == pytest.approx(1)
+
+
 def test_images_of_other_modes():
     model = tiny.ensemble("vit", id2label=LABELS)
     processor = ViTImageProcessor(size={"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE})

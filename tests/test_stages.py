@@ -2,7 +2,7 @@ import json
 
 import pytest
 import stages
-from script_runs import NUM_REPORT, SCRIPTS, command_line, launch_two_processes
+from script_runs import NUM_REPORT, SCRIPTS, command_line, launch_two_processes, parquet_folder
 from transformers import TrainerCallback
 
 from sigma_nens_hf import SigmaNEnsTrainer, load_ensemble
@@ -131,3 +131,14 @@ def test_two_processes_under_accelerate_launch(kind, arguments, how, tmp_path):
     report = json.loads((tmp_path / "out" / "ensemble" / "report.json").read_text())
     assert report["num_examples"] == NUM_REPORT
     load_ensemble(tmp_path / "out" / "ensemble" / "adapter")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text"])
+def test_two_processes_with_files_of_their_own(kind, arguments, tmp_path):
+    (tmp_path / "data").mkdir()
+    data = parquet_folder(tmp_path / "data")
+    without_files = [*arguments[:4], *arguments[8:]]
+    launch_two_processes(kind, [*without_files, "--dataset_name", str(data), *STREAMING])
+    report = json.loads((tmp_path / "out" / "ensemble" / "report.json").read_text())
+    assert report["num_examples"] == NUM_REPORT
