@@ -1,15 +1,37 @@
 """Whether the weights of an adapter file are those that a model needs."""
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
+from .registration import PARAMETER_PREFIX
+
 _MOST_PROBLEMS_SHOWN = 10
 
 
+def shapes_of_adapter(model: nn.Module, adapter_name: str) -> dict[str, torch.Size]:
+    """Return the shapes of all weights that an adapter has in a model, by their keys there.
+
+    Args:
+        model: A model that carries the adapter, at any depth.
+        adapter_name: The adapter.
+    """
+    return {
+        key: tensor.shape
+        for key, tensor in model.state_dict().items()
+        if (f".{PARAMETER_PREFIX}" in key and key.endswith(f".{adapter_name}"))
+        or f".modules_to_save.{adapter_name}." in key
+    }
+
+
 def under_current_names(
-    weights: dict[str, torch.Tensor], wanted: set[str], base_model: PreTrainedModel, prefix: str
+    weights: dict[str, torch.Tensor],
+    shapes: dict[str, torch.Size],
+    adapter_name: str,
+    model: nn.Module,
+    base_model: PreTrainedModel,
 ) -> dict[str, torch.Tensor]:
     """Rename weights that were written under the module names of an older transformers.
 
@@ -17,11 +39,14 @@ def under_current_names(
     its own. The same table serves here; keys that the model knows are left alone.
 
     Args:
-        weights: The weights of an adapter, by their keys.
-        wanted: The keys that the model needs.
-        base_model: The base model.
-        prefix: What stands before the base model's own names in the keys.
+        weights: The weights of an adapter, by the keys of its file.
+        shapes: What the model needs, as from `shapes_of_adapter`.
+        adapter_name: The adapter.
+        model: The model that they are for.
+        base_model: The transformers model in it.
     """
+    wanted = {key.removesuffix(f".{adapter_name}") for key in shapes}  # a file does not name its adapter
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base_model)
     renamings = [rule for rule in get_model_conversion_mapping(base_model) if isinstance(rule, WeightRenaming)]
     renamed = {}
     for key, tensor in weights.items():

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .adapter_plan import AdapterPlan, plan_adapter
-from .adapter_weights import check_finite, check_weights, under_current_names
+from .adapter_weights import check_finite, check_weights, shapes_of_adapter, under_current_names
 from .config import SigmaNormConfig
 from .heads import MemberHead, has_output_per_label, size_shared_heads
 from .labels import LabelSet
@@ -253,16 +253,8 @@ class SigmaNormModel(BaseTuner):
         Raises:
             ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
         """
-        base_model = base_model_of(model)
-        shapes = {
-            key: tensor.shape
-            for key, tensor in model.state_dict().items()
-            if (f".{PARAMETER_PREFIX}" in key and key.endswith(f".{adapter_name}"))
-            or f".modules_to_save.{adapter_name}." in key
-        }
-        prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base_model)
-        stored_keys = {key.removesuffix(f".{adapter_name}") for key in shapes}
-        state_dict = under_current_names(state_dict, stored_keys, base_model, prefix)
+        base_model, shapes = base_model_of(model), shapes_of_adapter(model, adapter_name)
+        state_dict = under_current_names(state_dict, shapes, adapter_name, model, base_model)
         remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
         check_weights(remapped, shapes, f"{type(base_model).__name__} with {config.num_members} members")
         return remapped

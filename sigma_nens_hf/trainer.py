@@ -15,6 +15,7 @@ from .losses import task_loss
 from .members import active_config, base_model_of, problem_type_of
 from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS
+from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .training_args import SigmaNEnsTrainingArguments
 from .uncertainty import member_disagreement
@@ -82,28 +83,9 @@ class SigmaNEnsTrainer(Trainer):
                 "No parameter of the model is trainable. Load an adapter that is to be trained further with "
                 "`load_ensemble(..., is_trainable=True)` or `PeftModel.from_pretrained(..., is_trainable=True)`."
             )
-        active_config(base_model_of(self.model)).training_recipe = self._recipe()
+        recipe = training_recipe(self.args, self._temperature, self.train_dataset)
+        active_config(base_model_of(self.model)).training_recipe = recipe
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _recipe(self) -> dict[str, Any]:
-        args = self.args
-        info = getattr(self.train_dataset, "info", None)
-        return {
-            "diversity_weight": args.diversity_weight,
-            "diversity_temperature": self._temperature,
-            "members_per_feature": args.members_per_feature,
-            "diversity_reduction": args.diversity_reduction,
-            "diversity_layers": args.diversity_layers,
-            "learning_rate": args.learning_rate,
-            "scaler_learning_rate": args.scaler_learning_rate,
-            "modules_to_save_learning_rate": args.modules_to_save_learning_rate,
-            "num_train_epochs": args.num_train_epochs,
-            "max_steps": args.max_steps,
-            "train_batch_size": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-            "train_examples": len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
-            "dataset": getattr(info, "dataset_name", None),
-            "seed": args.seed,
-        }
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer with a group each for heads and member biases, scalers, and shared modules.
