@@ -1,5 +1,7 @@
 """Whether the weights of an adapter file are those that a model needs."""
 
+from collections.abc import Set
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -26,6 +28,22 @@ def shapes_of_adapter(model: nn.Module, adapter_name: str) -> dict[str, torch.Si
     }
 
 
+def shapes_of_embeddings(model: nn.Module, base_model: PreTrainedModel, keys: Set[str]) -> dict[str, torch.Size]:
+    """Return the shapes of embeddings that a file holds beside the adapter, as peft adds them where they were resized.
+
+    Args:
+        model: The model that carries the adapter.
+        base_model: The transformers model in it.
+        keys: The keys of the file.
+    """
+    try:
+        weight = base_model.get_input_embeddings().weight
+    except (AttributeError, NotImplementedError):  # of images
+        return {}
+    parameters = model.state_dict(keep_vars=True)
+    return {key: weight.shape for key in keys if parameters.get(key) is weight}
+
+
 def under_current_names(
     weights: dict[str, torch.Tensor],
     shapes: dict[str, torch.Size],
@@ -44,6 +62,9 @@ def under_current_names(
         adapter_name: The adapter.
         model: The model that they are for.
         base_model: The transformers model in it.
+
+    Raises:
+        ValueError: A weight is there under both names.
     """
     wanted = {key.removesuffix(f".{adapter_name}") for key in shapes}  # a file does not name its adapter
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base_model)
@@ -52,6 +73,8 @@ def under_current_names(
     for key, tensor in weights.items():
         if key not in wanted and key.startswith(prefix):
             current = prefix + apply_renamings(key.removeprefix(prefix), renamings)
+            if current != key and current in weights:
+                raise ValueError(f"The adapter holds {current} twice, under its name of today and as {key}.")
             key = current if current in wanted else key
         renamed[key] = tensor
     return renamed

@@ -19,6 +19,7 @@ class Architecture:
         before: Names of the head's linear projections in front of them, in forward order.
         backbone: Name of the module under the head. None: transformers' `base_model_prefix`.
         without_members: Norms of the backbone that cannot carry members, by the end of their name, with the reason.
+        within_blocks: Modules outside the lists of blocks that run as part of one, with its number.
         pools_last_token: Whether the prediction is that for the last token before the padding, which must be known.
     """
 
@@ -26,6 +27,7 @@ class Architecture:
     before: tuple[str, ...] = ()
     backbone: str | None = None
     without_members: Mapping[str, str] = field(default_factory=dict)
+    within_blocks: Mapping[str, int] = field(default_factory=dict)
     pools_last_token: bool = False
 
     @property
@@ -40,7 +42,8 @@ _SCORE_OF_LAST_TOKEN = Architecture(("score",), pools_last_token=True)
 _DENSE_AND_PROJECTION = Architecture(("classifier.out_proj",), ("classifier.dense",))
 _MODERN_BERT = Architecture(before=("head.dense",))
 _POSITION_NORM = {"encoder.LayerNorm": "it acts on the table of relative positions, whose rows are no examples"}
-_DEBERTA_V2 = Architecture(before=("pooler.dense",), without_members=_POSITION_NORM)
+_CONVOLUTION = {"encoder.conv": 0}
+_DEBERTA_V2 = Architecture(before=("pooler.dense",), without_members=_POSITION_NORM, within_blocks=_CONVOLUTION)
 
 # An architecture is supported if it stands here: its head is known and the tests cover it.
 ARCHITECTURES = {
@@ -64,7 +67,7 @@ ARCHITECTURES = {
     "DebertaForTokenClassification": _CLASSIFIER,
     "DebertaV2ForMultipleChoice": _DEBERTA_V2,
     "DebertaV2ForSequenceClassification": _DEBERTA_V2,
-    "DebertaV2ForTokenClassification": Architecture(without_members=_POSITION_NORM),
+    "DebertaV2ForTokenClassification": Architecture(without_members=_POSITION_NORM, within_blocks=_CONVOLUTION),
     "DeiTForImageClassification": _CLASSIFIER,
     "DeiTForImageClassificationWithTeacher": Architecture(("cls_classifier", "distillation_classifier")),
     "Dinov2ForImageClassification": _CLASSIFIER,

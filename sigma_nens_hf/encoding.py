@@ -79,6 +79,9 @@ def encode(model: PreTrainedModel, processor: Any, task: str, items: list) -> An
 
     Returns:
         The inputs of the model, as tensors; for token classification with `offset_mapping` and `special_tokens_mask`.
+
+    Raises:
+        ValueError: A text has no token.
     """
     if task == "image-classification":
         return processor([_as_image(item) for item in items], return_tensors="pt")
@@ -99,6 +102,9 @@ def encode(model: PreTrainedModel, processor: Any, task: str, items: list) -> An
         return_tensors="pt",
         **options,
     )
+    lengths = encoded["attention_mask"].sum(-1).tolist()
+    if 0 in lengths:
+        raise ValueError(f"The tokenizer makes no token of {texts[lengths.index(0)]!r}.")
     if task == "multiple-choice":
         encoded = type(encoded)({name: tensor.unflatten(0, (len(items), -1)) for name, tensor in encoded.items()})
     return encoded

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import EvalPrediction
 
-from .labels import IGNORED_LABEL, check_labels
+from .labels import IGNORED_LABEL, SINGLE_LABEL, check_labels
 from .members import active_config, problem_type_of
 from .metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from .outputs import ensemble_logits
@@ -23,7 +23,7 @@ def ensemble_metrics(
     if isinstance(logits, tuple):
         logits = logits[0]
     if has_member_logits and not isinstance(logits, list):
-        logits = ensemble_logits(torch.as_tensor(members_before_tokens(logits)), problem_type).numpy()
+        logits = ensemble_logits(torch.as_tensor(members_first(logits)), problem_type).numpy()
         prediction = EvalPrediction(
             predictions=logits,
             label_ids=prediction.label_ids,
@@ -33,9 +33,11 @@ def ensemble_metrics(
     metrics = {}
     labels = prediction.label_ids
     # With `eval_do_concat_batches=False` there are lists of batches, for the user's function alone.
-    if problem_type == "single_label_classification" and not isinstance(labels, list):
+    if problem_type == SINGLE_LABEL and not isinstance(labels, list):
         labels = labels.reshape(-1)
         labelled = labels != IGNORED_LABEL
+        if not labelled.any():
+            return user_metrics(prediction) if user_metrics is not None else {}
         probabilities = torch.as_tensor(logits).double().softmax(-1).flatten(0, -2)[labelled]
         metrics = {
             "nll": negative_log_likelihood(probabilities, labels[labelled]),
@@ -45,16 +47,15 @@ def ensemble_metrics(
     return metrics | (user_metrics(prediction) if user_metrics is not None else {})
 
 
-def members_before_tokens(predictions: Any) -> Any:
-    """Bring predictions of tokens into the order of `member_logits`; the trainer gathers them tokens first.
+def members_first(predictions: Any) -> Any:
+    """Bring gathered logits into the order of `member_logits`; the trainer gathers tokens and choices before members.
 
     Args:
-        predictions: (N, L, M, C), or predictions of other shapes, which are returned as they are; or a list of them.
+        predictions: (N, L, M, C) or (N, C, M); or a list of such batches.
     """
     if isinstance(predictions, list):
-        return [members_before_tokens(batch) for batch in predictions]
-    is_of_tokens = isinstance(predictions, np.ndarray) and predictions.ndim == 4
-    return predictions.swapaxes(1, 2) if is_of_tokens else predictions
+        return [members_first(batch) for batch in predictions]
+    return predictions.swapaxes(1, 2) if isinstance(predictions, np.ndarray) else predictions
 
 
 class LabelCheckingCollator:

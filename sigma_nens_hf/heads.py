@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from .architectures import Architecture, architecture_of, task_of_class
 from .config import WHOLE_HEAD, SigmaNormConfig
 from .forward_pass import current_members, split_rows
-from .labels import LabelSet
 from .layer import MemberLayer, select_members
 
 
@@ -52,19 +51,18 @@ def plan_head(model: PreTrainedModel, config: SigmaNormConfig) -> HeadPlan:
     for output in architecture.outputs:
         if isinstance(model.get_submodule(output), nn.Identity):
             raise ValueError(f"The head of this {name} projects onto no classes; load the model with num_labels.")
+    # ELECTRA's config can switch its projection off.
+    projections = [p for p in architecture.projections if not isinstance(model.get_submodule(p), nn.Identity)]
     if config.member_heads is None:
         member = architecture.outputs
     elif config.member_heads == WHOLE_HEAD:
-        member = architecture.projections
+        member = tuple(projections)
     else:
-        unknown = [wanted for wanted in config.member_heads if wanted not in architecture.projections]
+        unknown = [wanted for wanted in config.member_heads if wanted not in projections]
         if unknown:
-            raise ValueError(
-                f"member_heads names {unknown}, but the projections of {name}'s head are "
-                f"{list(architecture.projections)}."
-            )
-        member = tuple(projection for projection in architecture.projections if projection in config.member_heads)
-    rest = tuple(projection for projection in architecture.projections if projection not in member)
+            raise ValueError(f"member_heads names {unknown}, but the projections of {name}'s head are {projections}.")
+        member = tuple(projection for projection in projections if projection in config.member_heads)
+    rest = tuple(projection for projection in projections if projection not in member)
     if config.head_init == "copy":
         # peft finds shared modules by the end of their name, so DistilBERT's pre_classifier goes with its classifier.
         outputs = tuple(output for output in architecture.outputs if output in rest)
@@ -80,8 +78,8 @@ def _check_copy(model: PreTrainedModel, config: SigmaNormConfig, plan: HeadPlan)
     if config.head_init != "copy" or config.is_resolved or not has_output_per_label(model):
         return
     for output in plan.architecture.outputs:
-        head, wanted = model.get_submodule(output), config.num_labels
-        if isinstance(head, nn.Linear) and wanted not in (None, head.out_features):
+        head, wanted = model.get_submodule(output), config.num_labels or model.config.num_labels
+        if isinstance(head, nn.Linear) and wanted != head.out_features:
             raise ValueError(
                 f"A head with {head.out_features} outputs cannot be copied into one with {wanted}; use "
                 "head_init='fresh'."
@@ -99,14 +97,6 @@ def _check_other_adapters(model: PreTrainedModel, config: SigmaNormConfig, plan:
             f"Another adapter on this model has {clash} in another form (one shared copy here, one for each member "
             "there, or the reverse). Give both the same member_heads, or load them over models of their own."
         )
-    for output in plan.architecture.outputs:
-        if isinstance(modules[output], AuxiliaryTrainingWrapper) and has_output_per_label(model):
-            outputs = modules[output].original_module.out_features
-            if config.num_labels not in (None, outputs):
-                raise ValueError(
-                    f"Another adapter on this model has a shared head with {outputs} outputs, this one needs "
-                    f"{config.num_labels}. Load them over models of their own."
-                )
 
 
 def has_output_per_label(model: PreTrainedModel) -> bool:
@@ -118,25 +108,23 @@ def has_output_per_label(model: PreTrainedModel) -> bool:
     return task_of_class(type(model).__name__) != "multiple-choice"
 
 
-def size_shared_heads(model: PreTrainedModel, plan: HeadPlan, labels: LabelSet) -> dict[str, nn.Linear]:
-    """Give shared last projections as many outputs as the adapter has labels, freshly initialised.
+def size_shared_heads(model: PreTrainedModel, plan: HeadPlan, adapter_name: str, num_labels: int | None) -> None:
+    """Give an adapter's copies of shared last projections as many outputs as it has labels, freshly initialised.
 
     Args:
-        model: The base model.
+        model: The base model, with the adapter on it.
         plan: Its head plan.
-        labels: The adapter's labels.
-
-    Returns:
-        The projections that were replaced, by name.
+        adapter_name: The adapter.
+        num_labels: Its number of labels; None for multiple choice, whose head always has one output.
     """
-    replaced = {}
     for output in plan.architecture.outputs:
-        head = model.get_submodule(output)
-        is_shared = output not in plan.member and isinstance(head, nn.Linear)
-        if is_shared and has_output_per_label(model) and head.out_features != labels.num_labels:
-            model.set_submodule(output, fresh_linear(model, output, head, labels.num_labels))
-            replaced[output] = head
-    return replaced
+        wrapper = model.get_submodule(output)
+        if num_labels is None or not isinstance(wrapper, AuxiliaryTrainingWrapper):
+            continue
+        trained = wrapper.modules_to_save[adapter_name]
+        if trained.out_features != num_labels:
+            fresh = fresh_linear(model, output, wrapper.original_module, num_labels)
+            wrapper.modules_to_save[adapter_name] = fresh.requires_grad_(trained.weight.requires_grad)
 
 
 def fresh_linear(model: PreTrainedModel, name: str, like: nn.Linear, out_features: int) -> nn.Linear:

@@ -13,12 +13,13 @@ from huggingface_hub.errors import EntryNotFoundError
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .architectures import backbone_name, class_named, task_of_class
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
 from .norms import find_norms
+from .padding import settle_padding
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
 
 
@@ -45,7 +46,8 @@ def ensemble_from_pretrained(
 
     Raises:
         ValueError: The task or the architecture is not supported, the number of classes is not known, there is no
-            head to copy, or the checkpoint lacks weights of the backbone.
+            head to copy or its classes are in another order than `id2label`, or the checkpoint lacks weights of the
+            backbone.
     """
     task_classes = task_named(task)
     config_fields = {field.name for field in fields(SigmaNormConfig)} - {"revision"}
@@ -69,6 +71,11 @@ def ensemble_from_pretrained(
         raise ValueError(f"{model_id} brings no classifier of this size to copy; use head_init='fresh'.")
     if lacks_outputs and config.num_labels is None and has_output_per_label(model):
         raise ValueError(f"{model_id} brings no classifier that tells the number of classes; pass num_labels.")
+    if lacks_outputs:
+        model.config.problem_type = config.problem_type  # the checkpoint's was that of another task
+    else:
+        hub_kwargs = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+        _check_order_of_classes(AutoConfig.from_pretrained(model_id, **hub_kwargs), config)
     plan = plan_head(model, config)
     # What came with the checkpoint stays as it came, but for outputs, which are trained, and what peft takes for them.
     outputs = tuple(name for name in plan.shared if name in architecture.outputs)
@@ -77,7 +84,7 @@ def ensemble_from_pretrained(
     config.resolve_shared_modules([*config.shared_modules, *shared])
     config.revision = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
     processor = load_processor(model_id, task, kwargs)
-    _settle_padding(model, processor)
+    settle_padding(model, processor, config.pad_token_id)
     return get_peft_model(model, config), processor
 
 
@@ -138,7 +145,7 @@ def load_ensemble(
     processor = load_processor(repo_or_dir, task, adapter_kwargs)
     if processor is None:
         processor = load_processor(base_model, task, base_kwargs)
-    _settle_padding(model, processor)
+    settle_padding(model, processor, config.pad_token_id)
     return ensemble, processor
 
 
@@ -161,17 +168,20 @@ def _load_base_model(model_class: type, source: str, **kwargs: Any) -> tuple[Pre
         ) from error
 
 
-def _settle_padding(model: PreTrainedModel, processor: Any) -> None:
-    """Let a decoder's tokenizer pad, and model and tokenizer agree on the token; many decoders come without one."""
-    if not isinstance(processor, PreTrainedTokenizerBase):
-        return
-    text_config = model.config.get_text_config()
-    if processor.pad_token_id is None and text_config.pad_token_id is not None:
-        processor.pad_token = processor.convert_ids_to_tokens(text_config.pad_token_id)
-    elif processor.pad_token_id is None:
-        processor.pad_token = processor.eos_token
-    if text_config.pad_token_id is None:
-        text_config.pad_token_id = processor.pad_token_id
+def _check_order_of_classes(checkpoint: PreTrainedConfig, config: SigmaNormConfig) -> None:
+    """Refuse to copy a classifier under names that its classes have in another order.
+
+    Raises:
+        ValueError: A name that is given for one class is the checkpoint's for another.
+    """
+    own = {str(name).casefold(): int(index) for index, name in checkpoint.id2label.items()}
+    given = {str(name).casefold(): index for index, name in (config.id2label or {}).items()}
+    moved = [name for name, index in given.items() if own.get(name, index) != index]
+    if moved and config.head_init != "fresh":
+        raise ValueError(
+            f"The checkpoint has its classes in another order, {checkpoint.id2label}, than id2label, "
+            f"{config.id2label}. Use its order, or head_init='fresh' for heads of your own."
+        )
 
 
 def _absent_modules(loading_info: dict[str, Any]) -> set[str]:

@@ -44,15 +44,27 @@ class LabelSet:
             config: A `SigmaNormConfig`.
             default: Stands in for what the config leaves open.
         """
-        problem_type = config.problem_type or default.problem_type
-        if config.num_labels is None:
-            return cls(default.num_labels, default.id2label, default.label2id, problem_type)
+        num_labels = default.num_labels if config.num_labels is None else config.num_labels
+        # A head of another size is a new one, for a task of which the base model knows nothing.
+        inherited = default.problem_type if num_labels == default.num_labels else None
         if config.id2label is not None:
-            return cls(config.num_labels, config.id2label, config.label2id, problem_type)
-        if config.num_labels == default.num_labels:
-            return cls(default.num_labels, default.id2label, default.label2id, problem_type)
-        id2label = {index: f"LABEL_{index}" for index in range(config.num_labels)}
-        return cls(config.num_labels, id2label, {name: i for i, name in id2label.items()}, problem_type)
+            id2label = config.id2label
+        elif num_labels == default.num_labels:
+            id2label = default.consistent_names()
+        else:
+            id2label = _generic_names(num_labels)
+        label2id = {name: index for index, name in id2label.items()}
+        return cls(num_labels, id2label, label2id, config.problem_type or inherited)
+
+    def consistent_names(self) -> dict[int, str]:
+        """Return a name for each class; published configs may hold names in one of their two maps only, or nonsense."""
+        generic = _generic_names(self.num_labels)
+        inverse = {index: name for name, index in self.label2id.items()}
+        for names in (self.id2label, inverse):
+            is_whole = sorted(names) == list(generic) and len(set(names.values())) == len(names)
+            if is_whole and names != generic and all(isinstance(name, str) for name in names.values()):
+                return names
+        return generic
 
     def for_task(self, task: str) -> "LabelSet":
         """Settle the problem type where a task leaves no choice.
@@ -61,9 +73,11 @@ class LabelSet:
             task: Name of the task.
 
         Raises:
-            ValueError: The problem type is not one of the task.
+            ValueError: The problem type is not one of the task, or there is a single class to choose from.
         """
         if task not in _SINGLE_LABEL_TASKS:
+            if self.problem_type == SINGLE_LABEL and self.num_labels == 1:
+                raise ValueError("A single class cannot be told from others; two are num_labels=2.")
             return self
         if self.problem_type not in (None, SINGLE_LABEL):
             raise ValueError(f"problem_type={self.problem_type!r} is not possible for {task}.")
@@ -76,6 +90,10 @@ class LabelSet:
         model.config.problem_type = self.problem_type
         if hasattr(model, "num_labels"):
             model.num_labels = self.num_labels
+
+
+def _generic_names(num_labels: int) -> dict[int, str]:
+    return {index: f"LABEL_{index}" for index in range(num_labels)}
 
 
 def settle_problem_type(config: Any, labels: torch.Tensor) -> None:

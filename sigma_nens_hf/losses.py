@@ -17,8 +17,8 @@ def task_loss(
             as many numbers as logits.
         problem_type: "single_label_classification" (cross-entropy), "multi_label_classification" (binary cross-entropy)
             or "regression" (squared error).
-        num_items: Divides the sum of the losses. None: the number of labels here, -100 aside. To weigh every token
-            alike in several batches of one step, give each the number of tokens in all of them.
+        num_items: Divides the sum of the losses. None: the number of labels here, class indices of -100 aside. To weigh
+            every token alike in several batches of one step, give each the number of tokens in all of them.
 
     Returns:
         A scalar.
@@ -28,10 +28,9 @@ def task_loss(
         total = functional.cross_entropy(
             logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
         )
+        count = (labels != IGNORED_LABEL).sum().clamp_min(1)
     else:
         labels = labels.to(logits.dtype).reshape(logits.shape)
         loss = functional.mse_loss if problem_type == "regression" else functional.binary_cross_entropy_with_logits
-        total = loss(logits, labels, reduction="sum")
-    if num_items is None:
-        num_items = (labels != IGNORED_LABEL).sum().clamp_min(1)
-    return total / num_items
+        total, count = loss(logits, labels, reduction="sum"), labels.numel()
+    return total / (count if num_items is None else num_items)

@@ -6,7 +6,7 @@ model, so two hooks on that model serve them all.
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -213,7 +213,9 @@ def _batch_size(base_model: nn.Module, kwargs: dict[str, Any]) -> int:
 def _repeat(name: str, value: Any, batch_size: int, num_members: int) -> Any:
     if name == "num_items_in_batch" and value is not None:
         return value * num_members
-    if not isinstance(value, torch.Tensor) or name in _NOT_BATCHED:
+    if isinstance(value, Mapping):  # masks by the kind of layer
+        return {key: _repeat(key, item, batch_size, num_members) for key, item in value.items()}
+    if not isinstance(value, torch.Tensor) or name in _NOT_BATCHED or (name == "position_ids" and value.dim() == 1):
         return value
     if not value.dim() or value.shape[0] != batch_size:
         return value

@@ -1,17 +1,25 @@
 """The tuner: injects an adapter into a transformers model, switches, saves, loads and removes it."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import transformers
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
 from .adapter_plan import AdapterPlan, plan_adapter
-from .adapter_weights import check_finite, check_weights, shapes_of_adapter, under_current_names
+from .adapter_weights import (
+    check_finite,
+    check_weights,
+    shapes_of_adapter,
+    shapes_of_embeddings,
+    under_current_names,
+)
 from .config import SigmaNormConfig
 from .heads import MemberHead, has_output_per_label, size_shared_heads
 from .labels import LabelSet
@@ -45,17 +53,19 @@ class SigmaNormModel(BaseTuner):
     _plan: AdapterPlan | None = None
     # The base model's own labels, shown again while adapters are disabled and after unloading.
     _base_labels: LabelSet | None = None
-    # Projections of the base head that shared ones of another size have replaced, by name.
-    _replaced_heads: dict[str, nn.Linear] | None = None
+    # Its padding token likewise.
+    _base_pad_token_id: int | None = None
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Inject one adapter and put the hooks on the model; peft's arguments."""
         if self._base_labels is None:
             _check_base_model(model)
             self._base_labels = LabelSet.of_model(model)
+            self._base_pad_token_id = getattr(model.config.get_text_config(), "pad_token_id", None)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
-        train_in_full_precision(model, adapter_name)
         config = self.peft_config[adapter_name]
+        size_shared_heads(model, self._plan.head, adapter_name, config.num_labels)
+        train_in_full_precision(model, adapter_name)
         config.base_model_type = model.config.model_type
         config.base_model_class = type(model).__name__
         config.num_adapted_norms = len(self._plan.norms)
@@ -74,8 +84,6 @@ class SigmaNormModel(BaseTuner):
     def _prepare_model(self, peft_config: SigmaNormConfig, model: PreTrainedModel) -> None:
         """Plan the adapter; nothing has been changed yet if that fails."""
         self._plan = plan_adapter(model, peft_config, self._base_labels)
-        replaced = size_shared_heads(model, self._plan.head, self._plan.labels)
-        self._replaced_heads = {**replaced, **(self._replaced_heads or {})}
 
     def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool | _ExcludedModule:
         if peft_config.exclude_modules and selects(peft_config.exclude_modules, key):
@@ -136,6 +144,9 @@ class SigmaNormModel(BaseTuner):
         super().delete_adapter(adapter_name)
         if not self.peft_config:
             self._remove_traces()
+        elif not self.active_adapters:
+            name, config = next(iter(self.peft_config.items()))
+            self.set_adapter(name, config.inference_mode)  # peft finds none where the others have fewer norms
         else:
             self._show_active_labels()
 
@@ -144,15 +155,23 @@ class SigmaNormModel(BaseTuner):
         layers = [module for module in self.model.modules() if isinstance(module, MemberLayer)]
         disabled = any(layer.disable_adapters for layer in layers)
         active = [self.peft_config[name] for name in self.active_adapters if name in self.peft_config]
-        labels = self._base_labels
-        if active and layers and not disabled:
-            labels = LabelSet.of_adapter(active[0], default=self._base_labels)
+        self._show_labels_of(active[0] if active and layers and not disabled else None)
+
+    def _show_labels_of(self, config: SigmaNormConfig | None) -> None:
+        """Put the labels and the padding token of an adapter on the model, or the base model's own."""
+        labels, pad_token_id = self._base_labels, self._base_pad_token_id
+        if config is not None:
+            labels = LabelSet.of_adapter(config, default=self._base_labels)
+            pad_token_id = pad_token_id if config.pad_token_id is None else config.pad_token_id
         labels.put_on_model(self.model)
+        text_config = self.model.config.get_text_config()
+        if hasattr(text_config, "pad_token_id"):
+            text_config.pad_token_id = pad_token_id
 
     def _remove_traces(self) -> None:
         remove_hooks(self.model)
         self.model.config.__dict__.pop("keys_to_ignore_at_inference", None)
-        self._base_labels.put_on_model(self.model)
+        self._show_labels_of(None)
 
     def unload(self) -> nn.Module:
         """Return the base model as it was before: no adapter, no hooks, its own modules and labels."""
@@ -160,10 +179,18 @@ class SigmaNormModel(BaseTuner):
             if isinstance(module, AuxiliaryTrainingWrapper):
                 module.set_adapter([])  # or peft would leave the trained copies in place
         model = super().unload()
-        for name, head in (self._replaced_heads or {}).items():
-            model.set_submodule(name, head)
         self._remove_traces()
         return model
+
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> AbstractContextManager:
+        """Refuse peft's batches of mixed adapters, which it would otherwise ignore.
+
+        Raises:
+            ValueError: `adapter_names` is given.
+        """
+        if kwargs.get("adapter_names") is not None:
+            raise ValueError("Members of different adapters cannot share a batch; use set_adapter, not adapter_names.")
+        return nullcontext()
 
     def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Refuse peft's in-place merge.
@@ -218,12 +245,11 @@ class SigmaNormModel(BaseTuner):
                     check_finite(type(layer).__name__, parameter)
         for layer in layers:
             layer.set_member(names[0], member)
-        labels = LabelSet.of_adapter(config, default=self._base_labels)
         # The generic unloading puts trained copies of shared modules and the base layers, now the member's, in place.
         model = self._unload_and_optionally_merge(merge=False, progressbar=progressbar)
         restore_precision(model)
         self._remove_traces()
-        labels.put_on_model(model)
+        self._show_labels_of(config)
         return model
 
     @classmethod
@@ -254,9 +280,15 @@ class SigmaNormModel(BaseTuner):
             ValueError: Keys are missing, unexpected or of another shape, or hold numbers that are not finite.
         """
         base_model, shapes = base_model_of(model), shapes_of_adapter(model, adapter_name)
-        state_dict = under_current_names(state_dict, shapes, adapter_name, model, base_model)
-        remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
-        check_weights(remapped, shapes, f"{type(base_model).__name__} with {config.num_members} members")
+        try:
+            state_dict = under_current_names(state_dict, shapes, adapter_name, model, base_model)
+            remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+            shapes |= shapes_of_embeddings(model, base_model, remapped.keys())
+            check_weights(remapped, shapes, f"{type(base_model).__name__} with {config.num_members} members")
+        except ValueError:
+            if isinstance(model, PeftModel):
+                model.delete_adapter(adapter_name)  # or it would stay, with random members
+            raise
         return remapped
 
 

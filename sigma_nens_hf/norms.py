@@ -119,6 +119,9 @@ def _from_block_on(model: PreTrainedModel, names: list[str], branch_layer: int) 
     order = [name for name, _ in model.named_modules()]
     first_kept = next(i for i, name in enumerate(order) if name.startswith(blocks[branch_layer]))
     kept = set(order[first_kept:])
+    for end, block in architecture_of(model).within_blocks.items():
+        if block < branch_layer:
+            kept = {name for name in kept if f".{end}." not in f".{name}."}
     return [name for name in names if name in kept]
 
 

@@ -9,6 +9,10 @@ from torch.nn import functional
 from transformers.utils import ModelOutput
 
 MEMBER_LOGITS = "member_logits"
+# All else that the outputs of supported models may hold, the loss aside.
+OTHER_OUTPUTS = (
+    "logits", "cls_logits", "distillation_logits", "hidden_states", "attentions", "reshaped_hidden_states",
+)  # fmt: skip
 _ensemble_classes: dict[type[ModelOutput], type[ModelOutput]] = {}
 
 

@@ -19,11 +19,10 @@ def train_in_full_precision(model: nn.Module, adapter_name: str) -> None:
     for wrapper in model.modules():
         if not isinstance(wrapper, AuxiliaryTrainingWrapper) or adapter_name not in wrapper.modules_to_save:
             continue
-        dtype = next(wrapper.original_module.parameters()).dtype
-        if dtype in (torch.float16, torch.bfloat16):
+        if _dtype_of(wrapper.original_module) in (torch.float16, torch.bfloat16):
             module = wrapper.modules_to_save[adapter_name].float()
             module.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
-            module.register_forward_hook(CastOutputs(dtype))
+            module.register_forward_hook(CastOutputs(wrapper.original_module))
 
 
 def restore_precision(model: nn.Module) -> None:
@@ -35,9 +34,13 @@ def restore_precision(model: nn.Module) -> None:
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, CastOutputs):
-                module.to(hook.dtype)
+                module.to(_dtype_of(hook.original))
                 del module._forward_hooks[key]
                 _remove(_cast_inputs, module)
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype | None:
+    return next((parameter.dtype for parameter in module.parameters()), None)
 
 
 def _remove(pre_hook: Callable, module: nn.Module) -> None:
@@ -48,22 +51,22 @@ def _remove(pre_hook: Callable, module: nn.Module) -> None:
 
 
 def _cast_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    return _cast((args, kwargs), next(module.parameters()).dtype)
+    return _cast((args, kwargs), _dtype_of(module))
 
 
 class CastOutputs:
-    """Forward-hook that brings a module's outputs back to the precision of the model around it.
+    """Forward-hook that brings a module's outputs to the precision of the model around it, whatever that is by then.
 
     Args:
-        dtype: That precision.
+        original: The module of the base model that the module stands for.
     """
 
-    def __init__(self, dtype: torch.dtype):
-        self.dtype = dtype
+    def __init__(self, original: nn.Module):
+        self.original = original
 
     def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
         """Cast the outputs."""
-        return _cast(output, self.dtype)
+        return _cast(output, _dtype_of(self.original))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -111,7 +111,7 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
 
     Raises:
         ValueError: There is no processor, or it cannot tell where tokens are; the inputs are of no kind that the model
-            takes; the adapter is disabled; or `batch_size` is below 1.
+            takes, or have no token; the adapter is disabled; or `batch_size` is below 1.
     """
     base_model = base_model_of(model)
     task = task_of_class(type(base_model).__name__)
@@ -122,7 +122,7 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     items = as_items(task, inputs)
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         predictions: dict[int, AnyPrediction] = {}
@@ -144,7 +144,8 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
             predictions.update(zip(indices, found, strict=True))
         return [predictions[index] for index in range(len(items))]
     finally:
-        model.train(was_training)
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _of_examples(member_logits: torch.Tensor, config: Any) -> list[AnyPrediction]:

@@ -9,12 +9,12 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .checkpoints import last_complete_checkpoint
-from .evaluation import LabelCheckingCollator, ensemble_metrics, members_before_tokens
-from .labels import IGNORED_LABEL, settle_problem_type
+from .evaluation import LabelCheckingCollator, ensemble_metrics, members_first
+from .labels import IGNORED_LABEL, SINGLE_LABEL, settle_problem_type
 from .losses import task_loss
 from .members import active_config, base_model_of, problem_type_of
 from .optimizer_groups import parameter_groups
-from .outputs import MEMBER_LOGITS
+from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .training_args import SigmaNEnsTrainingArguments
@@ -126,19 +126,33 @@ class SigmaNEnsTrainer(Trainer):
                 the same, a token's in a short text as in a long one.
 
         Raises:
-            ValueError: There are no labels.
+            ValueError: There are no labels, or they cannot be smoothed.
         """
         inputs = dict(inputs)
         labels = inputs.pop("labels", None)
         if labels is None and self.compute_loss_func is None:
             raise ValueError(f"No labels among the inputs ({', '.join(inputs)}), so there is no loss.")
         if labels is not None:
-            settle_problem_type(base_model_of(self.model).config, labels)
+            self._settle_problem_type(labels)
         outputs = model(**inputs, return_dict=True)
         loss = self._member_loss(outputs, labels, num_items_in_batch)
         if model.training:
             loss = self._add_regularizer(loss, outputs, labels)
         return (loss, outputs) if return_outputs else loss
+
+    def _settle_problem_type(self, labels: torch.Tensor) -> None:
+        config = base_model_of(self.model).config
+        settle_problem_type(config, labels)
+        if self.label_smoother is not None and config.problem_type != SINGLE_LABEL:
+            raise ValueError(f"label_smoothing_factor is for single labels, this model is for {config.problem_type}.")
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
+        """Count labels; see `transformers.Trainer`, which takes -100 for no label even where it is a number."""
+        if batch_samples and isinstance(batch_samples[0].get("labels"), torch.Tensor):
+            self._settle_problem_type(batch_samples[0]["labels"])
+            if problem_type_of(self.model.config) != SINGLE_LABEL:
+                batch_samples = [{"labels": torch.zeros_like(batch["labels"])} for batch in batch_samples]
+        return super()._get_num_items_in_batch(batch_samples, device)
 
     def _member_loss(
         self, outputs: Any, labels: torch.Tensor | None, num_items: torch.Tensor | int | None
@@ -149,7 +163,8 @@ class SigmaNEnsTrainer(Trainer):
         rows = member_logits.flatten(0, 1)
         row_labels = None if labels is None else labels.repeat_interleave(num_members, 0)
         if num_items is not None:
-            num_items = torch.as_tensor(num_items).max() * num_members  # under DataParallel it is repeated
+            # Under DataParallel it is repeated; without any label there is nothing to divide.
+            num_items = torch.as_tensor(num_items).max().clamp_min(1) * num_members
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(_with_logits(outputs, rows), row_labels, num_items_in_batch=num_items)
         elif self.label_smoother is not None:
@@ -196,7 +211,7 @@ class SigmaNEnsTrainer(Trainer):
             else:
                 check_gates(member_gates(self.model, self.args.diversity_layers))
                 parts["realized_sharing"] = realized_sharing(self.model, layers=self.args.diversity_layers)
-            if problem_type_of(self.model.config) != "single_label_classification":
+            if problem_type_of(self.model.config) != SINGLE_LABEL:
                 parts.pop("disagreement", None)
             logs |= parts
             self._parts_sum, self._num_parts = None, 0
@@ -212,11 +227,10 @@ class SigmaNEnsTrainer(Trainer):
         """Evaluate one batch; see `transformers.Trainer.prediction_step`."""
         if self.args.return_member_logits:
             ignored = ignore_keys if ignore_keys is not None else self.model.config.keys_to_ignore_at_inference
-            ignored = [key for key in ignored if key != MEMBER_LOGITS]
-            ignore_keys = [*ignored, "logits", "hidden_states", "attentions"]
+            ignore_keys = [*(key for key in ignored if key != MEMBER_LOGITS), *OTHER_OUTPUTS]
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        if self.args.return_member_logits and isinstance(logits, torch.Tensor) and logits.dim() == 4:
-            # Batches of other lengths are padded and joined along dimension 1, which must be that of tokens meanwhile.
+        if self.args.return_member_logits and isinstance(logits, torch.Tensor):
+            # Batches are padded and joined along dimension 1, which must be that of tokens or choices meanwhile.
             logits = logits.transpose(1, 2)
         return loss, logits, labels
 
@@ -234,7 +248,7 @@ class SigmaNEnsTrainer(Trainer):
         finally:
             self.compute_metrics = user_metrics
         if self.args.return_member_logits:
-            output = output._replace(predictions=members_before_tokens(output.predictions))
+            output = output._replace(predictions=members_first(output.predictions))
         return output
 
 

@@ -102,10 +102,21 @@ def test_adapters_on_one_model_must_have_the_head_in_one_form(first, second):
     assert model(**batch).member_logits.shape == (5, 4, 3)
 
 
-def test_shared_heads_of_different_sizes_do_not_go_on_one_model():
-    model = tiny.ensemble("bert", member_heads=[])
-    with pytest.raises(ValueError, match="shared head with 3 outputs, this one needs 5"):
-        model.add_adapter("second", SigmaNormConfig(member_heads=[], num_labels=5))
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "deit-teacher"])
+def test_shared_heads_of_different_sizes_go_on_one_model(architecture):
+    base = tiny.base_model(architecture, num_labels=2)
+    batch = tiny.inputs(architecture, with_labels=False)
+    plain = base(**batch).logits
+    model = tiny.adapt(base, member_heads=[], num_labels=4)
+    model.add_adapter("second", SigmaNormConfig(member_heads=[], num_labels=5))
+    assert model(**batch).logits.shape == (5, 4)
+    model.set_adapter("second")
+    assert model(**batch).logits.shape == (5, 5)
+    with model.disable_adapter():  # the base's own head is as it was
+        assert torch.equal(model(**batch).logits, plain)
+    model.delete_adapter("second")
+    assert model(**batch).logits.shape == (5, 4)
+    assert torch.equal(model.unload()(**batch).logits, plain)
 
 
 def test_refused_config_leaves_the_model_as_it_was():

@@ -15,7 +15,7 @@ LABELS = {0: "bad", 1: "fair", 2: "good"}
 
 
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
-def test_train_save_reload_predict(architecture, checkpoint_folder, tmp_path):
+def test_train_save_reload_predict(architecture, checkpoint_folder, tokenizer, tmp_path):
     folder = checkpoint_folder(architecture, encoder_only=True)
     model, processor = ensemble_from_pretrained(
         folder,
@@ -31,9 +31,11 @@ def test_train_save_reload_predict(architecture, checkpoint_folder, tmp_path):
     inputs = [image, image] if architecture in tiny.IMAGE_ARCHITECTURES else ["a good film", "very dull"]
     if architecture in tiny.CHOICE_ARCHITECTURES:
         inputs = [(text, ["good", "bad"]) for text in inputs]
-    expected = predict(model, processor, inputs)
     loaded, loaded_processor = load_ensemble(tmp_path / "adapter")
     assert type(loaded_processor) is type(processor)
+    if architecture.startswith("qwen2"):  # transformers makes another tokenizer of the file, which knows no words
+        processor = loaded_processor = tokenizer
+    expected = predict(model, processor, inputs)
     assert not loaded.training
     assert not any(p.requires_grad for p in loaded.parameters())
     assert predict(loaded, loaded_processor, inputs) == expected
