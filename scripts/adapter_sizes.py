@@ -8,6 +8,7 @@ Nothing is downloaded or allocated: the models are built without data, from the 
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import transformers
@@ -81,8 +82,9 @@ class Arguments:
 
     members: int = field(default=4, metadata={"help": "Number of members M."})
     labels: int = field(default=2, metadata={"help": "Number of classes."})
-    member_heads: str | None = field(
-        default=None, metadata={"help": "'all': the whole head per member; 'shared': one head; default: its outputs."}
+    member_heads: Literal["last", "all", "shared"] = field(
+        default="last",
+        metadata={"help": "What of the head every member has of its own: its last projection, all of it, or nothing."},
     )
 
 
@@ -96,7 +98,7 @@ def stored_bytes(model_class: type, shape: dict, arguments: Arguments) -> dict[s
     """
     with torch.device("meta"):
         model = model_class(model_class.config_class(**shape, num_labels=arguments.labels))
-    member_heads = [] if arguments.member_heads == "shared" else arguments.member_heads
+    member_heads = {"last": None, "all": "all", "shared": []}[arguments.member_heads]
     ensemble = get_peft_model(model, SigmaNormConfig(num_members=arguments.members, member_heads=member_heads))
     sizes = {"norms": 0, "member head": 0, "shared head": 0}
     for name, parameter in ensemble.named_parameters():

@@ -17,8 +17,9 @@ def head_init_for(model_id: str, revision: str | None, names: list[str]) -> tupl
         names: The dataset's class names.
 
     Returns:
-        "fresh" if the checkpoint has a classifier for as many classes that are others or in another order, else "auto",
-        which copies a head of the right size where there is one; and what to tell the user about it, if anything.
+        "copy" or "fresh" if the checkpoint has a classifier for as many classes, whether they are the same or others or
+        in another order; "auto" if it does not say, which copies a head of the right size where there is one; and what
+        to tell the user about it, if anything.
     """
     config = AutoConfig.from_pretrained(model_id, revision=revision)
     own_names = [config.id2label[index] for index in sorted(config.id2label)]
@@ -32,7 +33,7 @@ def head_init_for(model_id: str, revision: str | None, names: list[str]) -> tupl
         )
     agreeing = sum(essence(own) == essence(name) for own, name in zip(own_names, names, strict=True))
     if agreeing >= ENOUGH * len(names):
-        return "auto", None
+        return "copy", None
     return "fresh", (
         f"Of the checkpoint's {len(names)} classes {agreeing} have the names of the dataset's at the same place "
         f"({own_names[0]!r} and {names[0]!r} are the first): its head is not copied, members get fresh ones."

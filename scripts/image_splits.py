@@ -12,7 +12,7 @@ from datasets import Image
 from splits import LABELS, choose_column
 from torch import nn
 
-from sigma_nens_hf.encoding import size_arguments
+from sigma_nens_hf.encoding import size_arguments, to_rgb
 from sigma_nens_hf.members import base_model_of
 
 IMAGE, TRAINING_IMAGE = "image", "training_image"
@@ -47,7 +47,7 @@ class ImageArguments(DataArguments):
         default=None,
         metadata={
             "help": "Side in pixels to which images are brought, instead of the checkpoint's own; position embeddings "
-            "are interpolated."
+            "are interpolated. `predict` does so too; a forward of your own needs interpolate_pos_encoding=True."
         },
     )
     offline_assets: bool = field(
@@ -120,7 +120,10 @@ class ImageCollator:
 
     def _rgb(self, image: dict[str, Any]) -> Any:
         # Grey and palette images, and those with transparency, are among ImageNet's.
-        return self.decode(image).convert("RGB")
+        try:
+            return to_rgb(self.decode(image))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"The image {image['path'] or 'without a path'} cannot be read: {error}") from error
 
 
 def resized_processor(processor: Any, image_size: int) -> Any:

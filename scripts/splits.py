@@ -44,7 +44,10 @@ def load_splits(data_args: DataArguments) -> dict[str, Split]:
         dataset = load_dataset(data_args.dataset_name, data_args.dataset_config_name, streaming=data_args.streaming)
         missing = {"train", data_args.report_split} - set(dataset)
         if missing:
-            raise ValueError(f"{data_args.dataset_name} has no split {sorted(missing)}, only {list(dataset)}.")
+            raise ValueError(
+                f"{data_args.dataset_name} has no split {sorted(missing)}, only {list(dataset)}; the reported one is "
+                "chosen with report_split."
+            )
         splits = {"train": dataset["train"], "report": dataset[data_args.report_split]}
     return check_splits(splits, data_args)
 
@@ -91,8 +94,10 @@ def carve(splits: dict[str, Split], data_args: DataArguments, seed: int) -> dict
         Splits "train", "calibration" and "report". The calibration split is no stream; a training stream never ends.
 
     Raises:
-        ValueError: A stream is too short to be divided.
+        ValueError: A stream is too short to be divided, or `calibration_fraction` is no fraction.
     """
+    if not 0 < data_args.calibration_fraction < 1:
+        raise ValueError(f"calibration_fraction must be between 0 and 1, got {data_args.calibration_fraction}.")
     carve_train = _carve_stream if data_args.streaming else _carve_dataset
     train, calibration = carve_train(splits["train"], data_args, seed)
     report, most = splits["report"], data_args.max_report_samples
@@ -100,6 +105,19 @@ def carve(splits: dict[str, Split], data_args: DataArguments, seed: int) -> dict
         # In memory, examples from all over the split: the same ones for every seed, so that figures can be compared.
         report = report.take(most) if data_args.streaming else report.shuffle(seed=0).take(most)
     return {"train": train, "calibration": calibration, "report": report}
+
+
+def unseen_classes(splits: dict[str, Split]) -> list[str]:
+    """Return the names of the classes of which there is no training example; of a stream that is not known.
+
+    Args:
+        splits: Carved splits.
+    """
+    train = splits["train"]
+    if not isinstance(train, Dataset):
+        return []
+    seen = set(train.unique(LABELS))
+    return [name for index, name in enumerate(train.features[LABELS].names) if index not in seen]
 
 
 def pieces(split: Split) -> Iterator[Dataset]:
@@ -152,14 +170,22 @@ def _with_columns(name: str, split: Split, data_args: DataArguments) -> Split:
 
 def _class_names(train: Split, data_args: DataArguments) -> list[str]:
     if _is_class_label(train):
-        return train.features[LABELS].names
+        names = train.features[LABELS].names
+        if data_args.class_names not in (None, names):
+            raise ValueError(f"The data names its classes itself, {names}; leave class_names out.")
+        return names
     if data_args.class_names:
         return data_args.class_names
     if data_args.streaming:
         raise ValueError(
             "The data has no class names, and a stream is not read to its end to find them: pass class_names."
         )
-    return sorted({str(label) for label in train.unique(LABELS)})
+    labels = train.unique(LABELS)
+    if None in labels:
+        raise ValueError(f"The train split has {sum(label is None for label in train[LABELS])} rows without a label.")
+    if any(isinstance(label, float) and not label.is_integer() for label in labels):
+        raise ValueError(f"The labels are numbers such as {labels[0]}, but these scripts tell classes apart.")
+    return sorted({str(label) for label in labels})
 
 
 def _with_classes(name: str, split: Split, names: list[str], data_args: DataArguments) -> Split:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from class_order import head_init_for
 from data_arguments import DataArguments, Split
 from rich.console import Console
-from splits import LABELS, carve, check_splits, load_splits
+from splits import LABELS, carve, check_splits, load_splits, unseen_classes
 from stage_report import StageReport, evaluate_report, table_of, write_json
 from transformers import HfArgumentParser, set_seed
 
@@ -115,6 +115,9 @@ def run(
         model_args = replace(model_args, head_init=head_init)
         if message:
             console.print(message)
+    unseen = unseen_classes(splits)
+    if unseen:
+        console.print(f"No training example has the label {', '.join(unseen)}.")
     reports = []
     for name, num_members in stages.items():
         report_file = output_dir / name / REPORT_FILE
@@ -151,8 +154,12 @@ def remember_settings(
         "training": {name: getattr(training_args, name) for name in names},
     }
     settings["model"]["model_name_or_path"] = os.path.basename(model_args.model_name_or_path)
+    del settings["data"]["compare_single"]  # whether there is another stage changes nothing about this one
+    files = [Path(file) for file in (data_args.train_file, data_args.report_file) if file]
+    settings["files"] = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
     path = output_dir / SETTINGS_FILE
-    if not path.exists():
+    has_begun = any(output_dir.glob("*/checkpoint-*")) or any(output_dir.glob(f"*/{REPORT_FILE}"))
+    if not has_begun or not path.exists():
         output_dir.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
         return

@@ -38,7 +38,7 @@ class TextArguments(DataArguments):
 
     def content(self, row: dict[str, Any]) -> bytes:
         """Return an example's texts; see `DataArguments`."""
-        return "\0".join([row[TEXT], row.get(SECOND_TEXT, "")]).encode()
+        return "\0".join(_without_gaps([row[TEXT], row.get(SECOND_TEXT, "")])).encode()
 
     def adjust(self, model: nn.Module, processor: Any) -> Any:
         """Return the tokenizer as it is; see `DataArguments`."""
@@ -50,7 +50,9 @@ class TextArguments(DataArguments):
         """Tokenise a split; see `DataArguments`."""
 
         def tokenise(batch: dict) -> dict:
-            return processor(batch[TEXT], batch.get(SECOND_TEXT), truncation=True, max_length=self.max_seq_length)
+            texts, second = _without_gaps(batch[TEXT]), batch.get(SECOND_TEXT)
+            second = None if second is None else _without_gaps(second)
+            return processor(texts, second, truncation=True, max_length=self.max_seq_length)
 
         columns = [TEXT, SECOND_TEXT] if self.second_text_column else [TEXT]
         return split.map(tokenise, batched=True, remove_columns=columns)
@@ -58,3 +60,9 @@ class TextArguments(DataArguments):
     def collator(self, model: nn.Module, processor: Any) -> Callable[[list], dict]:
         """Pad to the longest text of a batch; see `DataArguments`."""
         return DataCollatorWithPadding(processor)
+
+
+def _without_gaps(texts: list[str | None]) -> list[str]:
+    if None in texts:
+        raise ValueError("The data has rows without a text; an empty field of a csv file is one.")
+    return texts

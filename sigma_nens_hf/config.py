@@ -127,7 +127,8 @@ class SigmaNormConfig(PeftConfig):
             raise ValueError(f"head_init must be one of {HEAD_INITIALISATIONS}, got {self.head_init!r}.")
         if isinstance(self.member_heads, str) and self.member_heads != WHOLE_HEAD:
             raise ValueError(
-                f"member_heads must be None, {WHOLE_HEAD!r} or a list of module names, got {self.member_heads!r}."
+                f"member_heads must be None (the last projection), {WHOLE_HEAD!r} (every one) or a list of module "
+                f"names ([]: one head that members share), got {self.member_heads!r}."
             )
         if self.branch_layer is not None and self.branch_layer < 0:
             raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from transformers import PreTrainedModel
 from transformers.image_utils import is_valid_image, load_image
 
@@ -33,8 +34,14 @@ def as_items(task: str, inputs: Any) -> list:
     """
     if task == "image-classification":
         is_batch = isinstance(inputs, np.ndarray | torch.Tensor) and inputs.ndim == 4
-        is_single = isinstance(inputs, str | PathLike) or (is_valid_image(inputs) and not is_batch)
-        return [inputs] if is_single else list(inputs)
+        items = [inputs] if _is_image(inputs) and not is_batch else inputs
+        if (
+            not isinstance(items, Iterable)
+            or isinstance(items, Mapping)
+            or not all(map(_is_image, items := list(items)))
+        ):
+            raise ValueError(f"inputs must be an image (PIL, array or path) or a list of them, got {str(inputs)[:80]}.")
+        return items
     kinds, wanted = {
         "text-classification": ((_is_text, _is_pair), "a text, a pair of texts as a tuple"),
         "token-classification": ((_is_text,), "a text"),
@@ -146,11 +153,36 @@ def max_input_length(model: PreTrainedModel, tokenizer: Any) -> int | None:
     return min(limits, default=None)
 
 
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Give an image the three channels of 8 bits that processors expect.
+
+    Args:
+        image: An image of any mode but those whose range of values is not known.
+
+    Raises:
+        ValueError: Its mode is 32-bit integers or floats.
+    """
+    if image.mode.startswith("I;16"):  # which PIL itself would cut off at 255
+        image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"An image of mode {image.mode!r} does not tell which values are black and white.")
+    return image.convert("RGB")
+
+
+def _is_image(item: Any) -> bool:
+    return isinstance(item, str | PathLike) or is_valid_image(item)
+
+
 def _as_image(item: Any) -> Any:
-    """Load paths, and give PIL images the three channels that processors expect."""
-    if isinstance(item, np.ndarray | torch.Tensor):
-        return item
-    return load_image(os.fspath(item) if isinstance(item, PathLike) else item)
+    """Load paths, and give images the channels that processors expect."""
+    if isinstance(item, PathLike) or (isinstance(item, str) and os.path.exists(item)):
+        with Image.open(item) as image:
+            return to_rgb(ImageOps.exif_transpose(image))
+    if isinstance(item, np.ndarray) and item.ndim == 2:
+        item = Image.fromarray(item)
+    if isinstance(item, Image.Image):
+        return to_rgb(item)
+    return item if isinstance(item, np.ndarray | torch.Tensor) else load_image(item)
 
 
 def _is_text(item: Any) -> bool:

@@ -65,7 +65,8 @@ def ensemble_from_pretrained(
     absent = _absent_modules(loading_info)
     architecture = plan_head(model, config).architecture
     lacks_outputs = bool(absent & set(architecture.outputs))
-    if config.head_init == "auto":
+    is_auto = config.head_init == "auto"
+    if is_auto:
         config.head_init = "fresh" if absent & set(architecture.projections) else "copy"
     elif config.head_init == "copy" and lacks_outputs:
         raise ValueError(f"{model_id} brings no classifier of this size to copy; use head_init='fresh'.")
@@ -73,7 +74,7 @@ def ensemble_from_pretrained(
         raise ValueError(f"{model_id} brings no classifier that tells the number of classes; pass num_labels.")
     if lacks_outputs:
         model.config.problem_type = config.problem_type  # the checkpoint's was that of another task
-    else:
+    elif is_auto:
         hub_kwargs = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
         _check_order_of_classes(AutoConfig.from_pretrained(model_id, **hub_kwargs), config)
     plan = plan_head(model, config)
@@ -169,18 +170,20 @@ def _load_base_model(model_class: type, source: str, **kwargs: Any) -> tuple[Pre
 
 
 def _check_order_of_classes(checkpoint: PreTrainedConfig, config: SigmaNormConfig) -> None:
-    """Refuse to copy a classifier under names that its classes have in another order.
+    """Refuse to copy a classifier, unasked, under names that its classes have in another order.
 
     Raises:
         ValueError: A name that is given for one class is the checkpoint's for another.
     """
-    own = {str(name).casefold(): int(index) for index, name in checkpoint.id2label.items()}
-    given = {str(name).casefold(): index for index, name in (config.id2label or {}).items()}
-    moved = [name for name, index in given.items() if own.get(name, index) != index]
-    if moved and config.head_init != "fresh":
+    own: dict[str, set[int]] = {}
+    for index, name in checkpoint.id2label.items():  # two of ImageNet's classes are cranes
+        own.setdefault(str(name).casefold(), set()).add(int(index))
+    given = {index: str(name).casefold() for index, name in (config.id2label or {}).items()}
+    if config.head_init == "copy" and any(index not in own.get(name, {index}) for index, name in given.items()):
         raise ValueError(
             f"The checkpoint has its classes in another order, {checkpoint.id2label}, than id2label, "
-            f"{config.id2label}. Use its order, or head_init='fresh' for heads of your own."
+            f"{config.id2label}. Use its order; or say head_init='fresh' for heads of your own, or 'copy' if you know "
+            "that the names alone are wrong."
         )
 
 

@@ -101,7 +101,7 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
         model: An ensemble.
         processor: Its tokenizer or image processor.
         inputs: One input or a list of them: texts, pairs of texts as tuples, for multiple choice tuples of a text and
-            a list of choices, or images (PIL, arrays, paths).
+            a list of choices, or images (PIL, arrays, paths). What of a text is longer than the model takes is cut off.
         batch_size: Number of inputs in a forward pass.
 
     Returns:

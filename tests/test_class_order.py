@@ -16,9 +16,9 @@ TEN = ["tench, Tinca tinca", "great white shark, white shark", *[f"class {i}" fo
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (TEN, "auto"),
-        (["n01440764 tench", "n01484850 great_white_shark", *TEN[2:]], "auto"),
-        ([*TEN[:9], "renamed"], "auto"),
+        (TEN, "copy"),
+        (["n01440764 tench", "n01484850 great_white_shark", *TEN[2:]], "copy"),
+        ([*TEN[:9], "renamed"], "copy"),
         ([*TEN[:8], TEN[9], TEN[8]], "fresh"),
         (TEN[::-1], "fresh"),
         (TEN[:9], "auto"),  # another size: there is nothing to copy
@@ -32,7 +32,7 @@ def test_head_is_copied_only_for_the_same_classes_in_the_same_order(folder, name
 
 def test_two_classes_in_reverse_are_told_apart(folder):
     folder = str(folder(["NEGATIVE", "POSITIVE"]))
-    assert head_init_for(folder, None, ["negative", "positive"])[0] == "auto"
+    assert head_init_for(folder, None, ["negative", "positive"])[0] == "copy"
     head_init, message = head_init_for(folder, None, ["positive", "negative"])
     assert head_init == "fresh"
     assert "Of the checkpoint's 2 classes 0 have the names" in message

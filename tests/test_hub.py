@@ -6,6 +6,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import BeitModel, DINOv3ConvNextConfig, DINOv3ConvNextModel, PreTrainedTokenizerFast
 
 from sigma_nens_hf import MemberHead, ensemble_from_pretrained, load_ensemble, predict
@@ -94,8 +95,10 @@ def test_decoder_without_padding_token_gets_one_that_its_adapter_keeps(tmp_path,
     """As GPT-2, Llama and Qwen are published: neither model nor tokenizer can pad, both know an end of text."""
     base = tiny.base_model("llama", pad_token_id=None)
     base.model.save_pretrained(tmp_path / "base")
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
     without_padding = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer, eos_token="[SEP]", unk_token="[UNK]", model_max_length=32
+        tokenizer_object=backend, eos_token="[SEP]", unk_token="[UNK]", model_max_length=32
     )
     without_padding.save_pretrained(tmp_path / "base")
     model, processor = ensemble_from_pretrained(tmp_path / "base", "text-classification", id2label=LABELS)
@@ -266,3 +269,37 @@ def test_processor_is_the_adapters_own_if_it_has_one(adapter, tokenizer):
     tokenizer.model_max_length = 32
     _, processor = load_ensemble(adapter)
     assert processor.model_max_length == 7
+
+
+def test_tokenizer_and_decoder_that_pad_differently_are_brought_together(tmp_path, tokenizer):
+    base = tiny.base_model("gpt2", pad_token_id=2)
+    base.transformer.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    model, processor = ensemble_from_pretrained(tmp_path / "base", "text-classification", id2label=LABELS)
+    assert model.config.pad_token_id == processor.pad_token_id == tiny.PADDING
+    (alone,) = predict(model, processor, "good film")
+    together = predict(model, processor, ["good film", "a very very very dull bad film"])
+    assert alone.probability == pytest.approx(together[0].probability, rel=1e-4)
+
+
+def test_classes_in_another_order_are_not_put_on_a_copied_head(tmp_path, tokenizer):
+    base = tiny.base_model("bert", id2label={0: "Negative", 1: "Positive"}, num_labels=2)
+    base.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has its classes in another order"):
+        ensemble_from_pretrained(tmp_path, "text-classification", id2label={0: "positive", 1: "negative"})
+    ensemble_from_pretrained(
+        tmp_path, "text-classification", id2label={0: "positive", 1: "negative"}, head_init="fresh"
+    )
+    model, _ = ensemble_from_pretrained(tmp_path, "text-classification", id2label={0: "negative", 1: "positive"})
+    assert model.peft_config["default"].head_init == "copy"
+
+
+def test_electra_without_its_projection(tmp_path):
+    base = tiny.base_model("electra-choice", summary_use_proj=False)
+    for member_heads in (None, "all", []):
+        model = tiny.adapt(tiny.base_model("electra-choice", summary_use_proj=False), member_heads=member_heads)
+        assert model(**tiny.inputs("electra-choice")).loss.isfinite()
+    base.electra.save_pretrained(tmp_path)
+    model, _ = ensemble_from_pretrained(tmp_path, "multiple-choice")
+    assert model.peft_config["default"].shared_modules == []

@@ -176,6 +176,15 @@ def test_hidden_states_are_batch_first_and_those_of_the_members(architecture):
 
 
 @torch.no_grad()
+def test_positions_as_many_as_examples_are_no_examples():
+    model = tiny.ensemble("gpt2")
+    ids = torch.randint(5, tiny.VOCABULARY, (4, 4))
+    positions = torch.arange(4)
+    expected = model(input_ids=ids).member_logits
+    assert tiny.relative_error(model(input_ids=ids, position_ids=positions).member_logits, expected) < TOLERANCE
+
+
+@torch.no_grad()
 def test_cache_of_a_decoder_is_neither_made_nor_taken():
     model = tiny.ensemble("llama")
     batch = tiny.inputs("llama")

@@ -320,3 +320,123 @@ def test_peft_reports(architecture, capsys):
     assert status.active_adapters == ["default"]
     assert status.enabled is True
     assert status.requires_grad == {"default": True}
+
+
+@pytest.mark.parametrize(
+    ("id2label", "label2id", "expected"),
+    [
+        ({0: "a", 1: "b", 2: "c"}, {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}, {0: "a", 1: "b", 2: "c"}),
+        ({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, {"a": 0, "b": 1, "c": 2}, {0: "a", 1: "b", 2: "c"}),
+        ({0: "a", 1: "a", 2: "c"}, {"a": 0, "c": 2}, {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}),
+        ({1: "a", 2: "b", 3: "c"}, {"a": 1, "b": 2, "c": 3}, {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}),
+        ({0: 1, 1: 2, 2: 3}, {1: 0, 2: 1, 3: 2}, {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}),
+    ],
+)
+def test_base_whose_label_maps_contradict_each_other(id2label, label2id, expected, tmp_path):
+    base = tiny.base_model("bert")
+    base.config.id2label, base.config.label2id = dict(id2label), dict(label2id)
+    model = tiny.adapt(base)
+    assert model.config.id2label == expected
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path)
+    assert loaded.config.id2label == expected
+    model.unload()
+    assert (base.config.id2label, base.config.label2id) == (id2label, label2id)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_resized_embeddings_come_with_the_adapter(tmp_path):
+    """As peft does it: new rows are nowhere else."""
+    tiny.base_model("bert").save_pretrained(tmp_path / "base")
+
+    def base():
+        model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
+        model.resize_token_embeddings(66)
+        return model
+
+    model = tiny.adapt(base())
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter")
+    batch = {"input_ids": torch.tensor([[5, 61, 65, 6]])}
+    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_padding_token_of_the_adapter_goes_before_the_bases(architecture, tmp_path):
+    base = tiny.base_model(architecture)
+    base.config.pad_token_id = 2
+    model = tiny.adapt(base)
+    model.save_pretrained(tmp_path)
+    other = tiny.base_model(architecture)
+    loaded = PeftModel.from_pretrained(other, tmp_path)
+    assert loaded.config.pad_token_id == 2
+    batch = tiny.inputs(architecture, with_labels=False)
+    batch["input_ids"][batch["attention_mask"] == 0] = 2
+    assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+    assert loaded.unload().config.pad_token_id == tiny.PADDING
+    for nonsense in (99999, -7, "x"):
+        with pytest.raises(ValueError, match="pad_token_id must be one of the 60 tokens"):
+            tiny.ensemble(architecture, pad_token_id=nonsense)
+    with pytest.raises(ValueError, match="names no padding token"):
+        tiny.ensemble(architecture, base={"pad_token_id": None})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"modules_to_save": ["pooler.dense"]}, {"modules_to_save": ["pooler"]}),
+        ({"modules_to_save": ["pooler"]}, {"modules_to_save": ["pooler.dense"]}),
+        ({}, {"exclude_modules": r".*encoder\.layer\.0\..*", "modules_to_save": ["encoder.layer.0"]}),
+        ({"exclude_modules": r".*encoder\.layer\.0\..*", "modules_to_save": ["encoder.layer.0"]}, {}),
+    ],
+)
+def test_adapters_whose_modules_overlap_do_not_go_on_one_model(first, second, tmp_path):
+    model = tiny.ensemble("bert", **first)
+    batch = tiny.inputs("bert")
+    expected = model(**batch).member_logits
+    with pytest.raises(ValueError, match="which another adapter on this model has in another form"):
+        model.add_adapter("second", SigmaNormConfig(**second))
+    assert torch.equal(model(**batch).member_logits, expected)
+    model.save_pretrained(tmp_path)
+
+
+def test_refused_adapter_does_not_stay_with_random_members(tmp_path):
+    model = tiny.ensemble("bert", num_members=2)
+    tiny.ensemble("bert", num_members=3).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_members": 2}))
+    batch = tiny.inputs("bert")
+    expected = model(**batch).member_logits
+    with pytest.raises(ValueError, match="does not fit"):
+        model.load_adapter(tmp_path, "other")
+    assert list(model.peft_config) == ["default"]
+    assert torch.equal(model(**batch).member_logits, expected)
+
+
+def test_adapter_of_another_class_is_refused(tmp_path):
+    tiny.ensemble("bert-token").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="made for a BertForTokenClassification, this base is a BertForSequence"):
+        PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path)
+
+
+def test_problem_type_of_another_head_is_not_inherited():
+    model = tiny.ensemble("bert", num_labels=1, base={"problem_type": "regression"}, id2label=LABELS)
+    assert model(**tiny.inputs("bert")).loss.isfinite()
+    assert model.config.problem_type == "single_label_classification"
+    with pytest.raises(ValueError, match="A single class cannot be told from others"):
+        tiny.ensemble("bert", num_labels=1, problem_type="single_label_classification")
+
+
+def test_batch_of_mixed_adapters_is_refused():
+    model = tiny.ensemble("bert")
+    with pytest.raises(ValueError, match="use set_adapter, not adapter_names"):
+        model(**tiny.inputs("bert"), adapter_names=["default"] * 5)
+
+
+@pytest.mark.filterwarnings("ignore:Adapter default was active")
+def test_deleting_the_active_adapter_leaves_the_other_active():
+    model = tiny.ensemble("bert")
+    model.add_adapter("late", SigmaNormConfig(branch_layer=1, num_members=3))
+    model.delete_adapter("default")
+    assert model.active_adapters == ["late"]
+    assert model(**tiny.inputs("bert")).member_logits.shape == (5, 3, 3)

@@ -83,6 +83,23 @@ def test_other_norms_are_refused_with_their_reason(norm, message):
         NormFormula.of(norm)
 
 
+def test_forward_put_on_a_single_norm_is_refused():
+    norm = nn.LayerNorm(SIZE)
+    norm.forward = lambda x: x * 2
+    with pytest.raises(ValueError, match="a forward of its own in place of its class's"):
+        NormFormula.of(norm)
+
+
+class Clamped(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.clamp(-5, 5))
+
+
+def test_norm_that_clamps_is_refused():
+    with pytest.raises(ValueError, match="computes neither"):
+        NormFormula.of(Clamped(SIZE))
+
+
 def test_norm_that_hides_its_eps_is_refused():
     norm = OtherLayerNorm()
     del norm.eps

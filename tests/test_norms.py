@@ -106,3 +106,11 @@ def test_norm_of_unknown_formula_is_refused_before_anything_is_changed():
     assert torch.equal(base(**tiny.inputs("bert")).logits, expected)
     model = get_peft_model(base, SigmaNormConfig(exclude_modules=["layer.0.output.LayerNorm"]))
     assert model.peft_config["default"].num_adapted_norms == 4
+
+
+def test_convolution_beside_the_first_block_belongs_to_it():
+    model = tiny.base_model("deberta_v2", num_hidden_layers=3)
+    assert any("encoder.conv" in name for name in find_norms(model, SigmaNormConfig(branch_layer=0)))
+    for block in (1, 2):
+        names = find_norms(model, SigmaNormConfig(branch_layer=block))
+        assert all(f".layer.{block}." in name or f".layer.{block + 1}." in name for name in names)

@@ -96,3 +96,12 @@ def test_autocast_leaves_parameters_and_logits_in_full_precision(architecture):
                 if parameter.requires_grad:
                     assert parameter.grad.dtype == torch.float32
                     assert parameter.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("modules_to_save", [["pooler"], ["encoder.layer.0.intermediate"]])
+def test_half_base_that_is_made_whole_again(modules_to_save):
+    model = half_ensemble("bert", torch.bfloat16, modules_to_save=modules_to_save).float()
+    batch = tiny.inputs("bert", with_labels=False)
+    output = model(**batch).member_logits
+    assert output.dtype == torch.float32
+    assert tiny.relative_error(extract_member(model, 0)(**batch).logits, output[:, 0]) < 1e-5

@@ -98,6 +98,41 @@ def test_training_mode_is_restored(tokenizer):
     assert model.training
 
 
+def test_modes_of_single_modules_are_restored(tokenizer):
+    model = tiny.ensemble("bert").train()
+    model.get_base_model().bert.eval()
+    before = [module.training for module in model.modules()]
+    predict(model, tokenizer, SENTENCES)
+    assert [module.training for module in model.modules()] == before
+
+
+def test_text_without_a_token_is_named(tokenizer):
+    model = tiny.ensemble("bert", id2label=LABELS)
+    for inputs in ("", ["good", ""]):
+        with pytest.raises(ValueError, match="makes no token of ''"):
+            predict(model, tokenizer, inputs)
+
+
+def test_images_of_16_bits_are_not_cut_off_at_255():
+    processor = ViTImageProcessor(size={"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE})
+    model = tiny.ensemble("vit", id2label=LABELS)
+    grey = np.random.default_rng(0).integers(0, 255, (20, 20), dtype=np.uint8)
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    assert deep.mode.startswith("I;16")
+    expected = predict(model, processor, Image.fromarray(grey))
+    assert predict(model, processor, deep) == expected
+    assert predict(model, processor, grey) == expected  # an array without channels
+    with pytest.raises(ValueError, match="mode 'F' does not tell which values are black and white"):
+        predict(model, processor, Image.new("F", (20, 20)))
+
+
+@pytest.mark.parametrize("inputs", [3, [3], [None], {"a": 1}])
+def test_what_is_no_image_is_named(inputs):
+    model = tiny.ensemble("vit", id2label=LABELS)
+    with pytest.raises(ValueError, match="inputs must be an image"):
+        predict(model, ViTImageProcessor(), inputs)
+
+
 def test_long_input_is_cut(tokenizer):
     model = tiny.ensemble("bert", base={"max_position_embeddings": 16})
     assert max_input_length(model.get_base_model(), tokenizer) == 16

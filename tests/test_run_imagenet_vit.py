@@ -155,3 +155,13 @@ def test_real_vit_on_digits_is_far_above_chance(tmp_path, monkeypatch):
     single, ensemble = run_imagenet_vit.main([*arguments, "--output_dir", str(tmp_path)])
     assert single.num_examples == ensemble.num_examples == 450
     assert min(single.accuracy, ensemble.accuracy) > 0.6
+
+
+def test_image_that_cannot_be_read_is_named(checkpoint_folder, tmp_path):
+    model, processor = ensemble_from_pretrained(checkpoint_folder("vit"), "image-classification")
+    collate = ImageArguments().collator(model, processor)
+    path = tmp_path / "cut.png"
+    coloured_image(0).save(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"cut\.png cannot be read"):
+        collate([{IMAGE: {"path": str(path), "bytes": None}, LABELS: 0}])

@@ -188,3 +188,40 @@ def test_calibration_of_a_stream_does_not_depend_on_the_number_of_files(parquet_
     as_one = check_splits({"train": whole, "report": whole}, data_args)
     expected = carve(load_splits(data_args), data_args, SEED)["calibration"][TEXT]
     assert sorted(carve(as_one, data_args, SEED)["calibration"][TEXT]) == sorted(expected)
+
+
+def test_gaps_in_the_data_are_named():
+    with pytest.raises(ValueError, match="train split has 1 rows without a label"):
+        check_splits({"train": labelled(["a", "b"], ["x", None]), "report": labelled(["a"], ["x"])}, TextArguments())
+    names = ["x", "y"]
+    data = {"train": labelled(["a", None], [0, 1], names), "report": labelled(["a"], [0], names)}
+    gap = check_splits(data, TextArguments())
+    with pytest.raises(ValueError, match="rows without a text"):
+        TextArguments().encode(gap["train"], lambda texts, second, **_: {"length": list(map(len, texts))}, True)
+
+
+def test_numbers_are_no_classes():
+    splits_of_numbers = {"train": labelled(["a", "b"], [0.5, 1.25]), "report": labelled(["a"], [0.5])}
+    with pytest.raises(ValueError, match=r"labels are numbers such as 0\.5"):
+        check_splits(splits_of_numbers, TextArguments())
+
+
+def test_class_names_that_the_data_has_already_are_refused():
+    splits_with_names = {"train": labelled(["a"], [0], ["x"]), "report": labelled(["a"], [0], ["x"])}
+    check_splits(splits_with_names, TextArguments(class_names=["x"]))
+    with pytest.raises(ValueError, match=r"names its classes itself, \['x'\]; leave class_names out"):
+        check_splits(splits_with_names, TextArguments(class_names=["y"]))
+
+
+def test_classes_that_are_never_trained_are_told():
+    names = ["x", "y", "z"]
+    data = {"train": labelled(["a", "b"], [0, 2], names), "report": labelled(["a"], [0], names)}
+    assert splits.unseen_classes(check_splits(data, TextArguments())) == ["y"]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 2.0])
+def test_what_is_no_fraction_is_named(fraction):
+    data = {"train": labelled(["a"] * 10, [0, 1] * 5, ["x", "y"]), "report": labelled(["a"], [0], ["x", "y"])}
+    data_args = TextArguments(calibration_fraction=fraction)
+    with pytest.raises(ValueError, match="calibration_fraction must be between 0 and 1"):
+        carve(check_splits(data, data_args), data_args, SEED)

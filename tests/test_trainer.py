@@ -525,3 +525,47 @@ def test_gradient_checkpointing_through_the_trainer_changes_nothing(tmp_path):
     for plain, checkpointed in zip(*runs, strict=True):
         assert checkpointed["loss"] == pytest.approx(plain["loss"], rel=1e-4)
         assert checkpointed["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
+
+
+def test_member_logits_of_two_heads_ragged_choices_and_further_outputs(tmp_path):
+    rows = [{name: tensor[0] for name, tensor in tiny.inputs("bert-choice", 1, seed=i).items()} for i in range(4)]
+    for row in rows[2:]:
+        row.update({name: row[name][:2] for name in ("input_ids", "attention_mask")}, labels=torch.tensor(1))
+    cases = {
+        "deit-teacher": (tiny.ensemble("deit-teacher"), dataset("deit-teacher", 6), (6, 4, 3)),
+        "swin": (tiny.ensemble("swin", base={"output_hidden_states": True}), dataset("swin", 6), (6, 4, 3)),
+        "choices": (tiny.ensemble("bert-choice"), rows, (4, 4, 3)),
+    }
+    for model, data, shape in cases.values():
+        trainer = trainer_for(model, tmp_path, data, return_member_logits=True, per_device_eval_batch_size=2)
+        prediction = trainer.predict(data)
+        assert prediction.predictions.shape == shape
+        assert prediction.metrics["test_nll"] > 0
+
+
+def test_regression_target_of_minus_one_hundred_is_a_number(tmp_path):
+    labels = torch.tensor([-100.0, 1.0, -100.0, -3.0])
+    data = dataset("vit", 4).remove_columns("labels").add_column("labels", labels.tolist()).with_format("torch")
+    model = tiny.ensemble("vit", num_labels=1)
+    with torch.no_grad():
+        expected = model(pixel_values=data[:]["pixel_values"], labels=labels).loss.item()
+    trainer = trainer_for(model, tmp_path, data, diversity_weight=0.0, max_steps=1)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
+    trainer.train()
+    assert step_logs(trainer)[0]["task_loss"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_step_and_evaluation_without_any_label(tmp_path):
+    rows = dataset("bert-token", 4)
+    data = [{**row, "labels": torch.full_like(row["labels"], -100)} for row in rows]
+    trainer = trainer_for(tiny.ensemble("bert-token"), tmp_path, data, max_steps=1)
+    trainer.train()
+    assert step_logs(trainer)[0]["task_loss"] == 0
+    assert "eval_nll" not in trainer.evaluate()
+
+
+def test_smoothing_of_what_is_no_single_label_is_refused(tmp_path):
+    model = tiny.ensemble("vit", problem_type="regression")
+    data = dataset("vit", 4).remove_columns("labels").add_column("labels", [[0.5, 1.0, 2.0]] * 4).with_format("torch")
+    with pytest.raises(ValueError, match="label_smoothing_factor is for single labels, this model is for regression"):
+        trainer_for(model, tmp_path, data, label_smoothing_factor=0.1).train()
