@@ -34,12 +34,10 @@ def as_items(task: str, inputs: Any) -> list:
     """
     if task == "image-classification":
         is_batch = isinstance(inputs, np.ndarray | torch.Tensor) and inputs.ndim == 4
-        items = [inputs] if _is_image(inputs) and not is_batch else inputs
-        if (
-            not isinstance(items, Iterable)
-            or isinstance(items, Mapping)
-            or not all(map(_is_image, items := list(items)))
-        ):
+        items = [inputs]
+        if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping) and (is_batch or not _is_image(inputs)):
+            items = list(inputs)
+        if not all(map(_is_image, items)):
             raise ValueError(f"inputs must be an image (PIL, array or path) or a list of them, got {str(inputs)[:80]}.")
         return items
     kinds, wanted = {

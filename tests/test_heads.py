@@ -102,6 +102,7 @@ def test_adapters_on_one_model_must_have_the_head_in_one_form(first, second):
     assert model(**batch).member_logits.shape == (5, 4, 3)
 
 
+@pytest.mark.filterwarnings("ignore:Adapter second was active")
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "deit-teacher"])
 def test_shared_heads_of_different_sizes_go_on_one_model(architecture):
     base = tiny.base_model(architecture, num_labels=2)

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import stages
@@ -32,8 +33,13 @@ def test_finished_stages_are_not_repeated_and_other_settings_not_mixed_with_them
     first = main(arguments)
     monkeypatch.setattr(stages, "train_stage", None)
     assert main(arguments) == first
+    assert main([*arguments, "--compare_single", "False"]) == first[1:]
     with pytest.raises(ValueError, match=r"other settings \(model.num_members: 3 then, 2 now\)"):
         main([*arguments, "--num_members", "2"])
+    report = Path(arguments[arguments.index("--report_file") + 1])
+    report.write_text(report.read_text().replace("good", "fine"))
+    with pytest.raises(ValueError, match=r"other settings \(files\.report\.csv: "):
+        main(arguments)
 
 
 def test_streamed_run_trains_and_reports_every_example_once(main, arguments, tmp_path, monkeypatch):
@@ -54,6 +60,9 @@ def test_failed_start_leaves_the_folder_free(main, arguments, tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         main([*arguments, "--label_column", "nowhere"])
     assert not (tmp_path / "out").exists()
+    with pytest.raises(OSError, match="find them in the cached files"):
+        main([*arguments, "--model_name_or_path", "no_such_model", "--head_init", "fresh"])
+    assert len(main([*arguments, "--max_steps", "1"])) == 2
 
 
 def test_heads_of_a_checkpoint_with_other_classes_are_fresh(main, kind, arguments, checkpoint_folder, capsys):
