@@ -20,12 +20,10 @@ class AdapterPlan:
     Attributes:
         norms: Names of the norms that carry members.
         head: What becomes of the head's projections.
-        labels: The labels that the model will speak of.
     """
 
     norms: frozenset[str]
     head: HeadPlan
-    labels: LabelSet
 
 
 def plan_adapter(model: PreTrainedModel, config: SigmaNormConfig, base_labels: LabelSet) -> AdapterPlan:
@@ -64,4 +62,4 @@ def plan_adapter(model: PreTrainedModel, config: SigmaNormConfig, base_labels: L
     if has_output_per_label(model):
         config.num_labels = labels.num_labels
         config.id2label, config.label2id = labels.id2label, labels.label2id
-    return AdapterPlan(frozenset(norms), head, labels)
+    return AdapterPlan(frozenset(norms), head)
