@@ -38,8 +38,8 @@ def shapes_of_embeddings(model: nn.Module, base_model: PreTrainedModel, keys: Se
     """
     try:
         weight = base_model.get_input_embeddings().weight
-    except (AttributeError, NotImplementedError):  # of images
-        return {}
+    except (AttributeError, NotImplementedError):
+        return {}  # a model of images has no embeddings of tokens, which transformers says in one way or the other
     parameters = model.state_dict(keep_vars=True)
     return {key: weight.shape for key in keys if parameters.get(key) is weight}
 

@@ -50,8 +50,9 @@ class SigmaNormConfig(PeftConfig):
         head_init: "fresh" draws member heads anew, "copy" copies the head of the model, which is right if it came
             with the checkpoint. "auto" is "fresh" here; only `ensemble_from_pretrained` can know better.
         modules_to_save: Modules that are trained as one copy shared by the members and saved with the adapter. The
-            projections of a fresh head that are not replicated are always among them; the head as a whole is the
-            business of `member_heads`, so naming "classifier" here changes nothing.
+            projections of a fresh head that are not replicated are always among them, but for those that
+            `ensemble_from_pretrained` finds in the checkpoint; the head as a whole is the business of `member_heads`,
+            so naming "classifier" here changes nothing.
         num_labels: Number of classes C (outputs for regression). None: that of the model; always None for multiple
             choice, whose classes are the choices of the moment.
         id2label: Class index to name.
