@@ -16,7 +16,19 @@ OTHER_OUTPUTS = (
 _ensemble_classes: dict[type[ModelOutput], type[ModelOutput]] = {}
 
 
-def ensemble_logits(member_logits: torch.Tensor, problem_type: str) -> torch.Tensor:
+def pooled_log_probabilities(member_logits: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the mean over members of their probabilities, in the precision of the logits.
+
+    Args:
+        member_logits: (B, M, ..., C), single-label logits.
+
+    Returns:
+        (B, ..., C).
+    """
+    return member_logits.log_softmax(-1).logsumexp(1) - math.log(member_logits.shape[1])
+
+
+def ensemble_logits(member_logits: torch.Tensor, problem_type: str, temperature: float = 1.0) -> torch.Tensor:
     """Form the ensemble's logits, in fp32, from those of its members.
 
     The prediction is the mean over members of their probabilities, never the softmax of mean logits, and `logits` are
@@ -26,22 +38,26 @@ def ensemble_logits(member_logits: torch.Tensor, problem_type: str) -> torch.Ten
     Args:
         member_logits: (B, M, ..., C).
         problem_type: "single_label_classification", "multi_label_classification" or "regression".
+        temperature: Softmax temperature that a single-label prediction is calibrated with after pooling.
 
     Returns:
         (B, ..., C), fp32.
     """
     member_logits = member_logits.float()
-    log_num_members = math.log(member_logits.shape[1])
     if problem_type == "regression":
         return member_logits.mean(1)
     if problem_type == "multi_label_classification":
+        log_num_members = math.log(member_logits.shape[1])
         log_mean = functional.logsigmoid(member_logits).logsumexp(1) - log_num_members
         log_mean_of_complement = functional.logsigmoid(-member_logits).logsumexp(1) - log_num_members
         return log_mean - log_mean_of_complement
-    return member_logits.log_softmax(-1).logsumexp(1) - log_num_members
+    pooled = pooled_log_probabilities(member_logits)
+    return pooled if temperature == 1 else (pooled / temperature).log_softmax(-1)
 
 
-def reduce_members(output: ModelOutput, num_members: int, num_rows: int, problem_type: str) -> ModelOutput:
+def reduce_members(
+    output: ModelOutput, num_members: int, num_rows: int, problem_type: str, temperature: float = 1.0
+) -> ModelOutput:
     """Turn the output for the expanded batch into the ensemble's output.
 
     Args:
@@ -49,6 +65,7 @@ def reduce_members(output: ModelOutput, num_members: int, num_rows: int, problem
         num_members: Number of members M in the rows.
         num_rows: M * B.
         problem_type: As in transformers.
+        temperature: As for `ensemble_logits`.
 
     Returns:
         An output of a subclass of the base model's output class: `logits` and every further field of logits (B, ...)
@@ -74,7 +91,7 @@ def reduce_members(output: ModelOutput, num_members: int, num_rows: int, problem
         if name == "logits":
             reduced[MEMBER_LOGITS] = value
         if name == "logits" or name.endswith("_logits"):
-            value = ensemble_logits(value, problem_type)
+            value = ensemble_logits(value, problem_type, temperature)
         reduced[name] = value
     return ensemble_output_class(type(output))(**reduced)
 

@@ -1,73 +1,63 @@
-"""Metrics as plain functions of probabilities (N, C) and labels (N,), given as arrays or tensors."""
+"""Metrics as plain functions of probabilities (N, C) and labels (N,), given as arrays, tensors or lists."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from ..uncertainty import member_disagreement
+from . import table_metrics
+from .calibration_bins import equal_width_cuts, mean_absolute_gap
+from .checks import ArrayLike, checked_labels, checked_probabilities
+from .example_table import ExampleTable
 
-ArrayLike = np.ndarray | torch.Tensor | Sequence
+_Options = ParamSpec("_Options")
+_Result = TypeVar("_Result")
 
-# How far the probabilities of one example may be from a sum of 1: what fp16 logits leave after a softmax.
-_SUM_TOLERANCE = 1e-3
-
-
-def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Return the fraction of examples whose most probable class is right; of tied classes the first counts.
-
-    Args:
-        probabilities: (N, C).
-        labels: (N,), class indices.
-
-    Raises:
-        ValueError: The input is no set of probabilities with labels.
-    """
-    probabilities, labels = _checked(probabilities, labels)
-    return float((probabilities.argmax(1) == labels).mean())
+_TABLE_ARGUMENT = "table: A labelled table."
+_PLAIN_ARGUMENTS = "probabilities: (N, C).\n        labels: (N,), class indices."
 
 
-def negative_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Return the mean of -log p(label), in nats; infinite if a label was given probability 0.
+def _of_probabilities(
+    metric: Callable[Concatenate[ExampleTable, _Options], _Result],
+) -> Callable[Concatenate[ArrayLike, ArrayLike, _Options], _Result]:
+    """Return a metric of tables as one of probabilities and labels, its documentation and signature included."""
 
-    Args:
-        probabilities: (N, C).
-        labels: (N,), class indices.
+    def of_probabilities(
+        probabilities: ArrayLike, labels: ArrayLike, *args: _Options.args, **kwargs: _Options.kwargs
+    ) -> _Result:
+        return metric(ExampleTable.of_probabilities(probabilities, labels), *args, **kwargs)
 
-    Raises:
-        ValueError: The input is no set of probabilities with labels.
-    """
-    probabilities, labels = _checked(probabilities, labels)
-    with np.errstate(divide="ignore"):
-        return float(-np.log(probabilities[np.arange(len(labels)), labels]).mean())
-
-
-def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Return the mean squared distance to the one-hot label, summed over classes: between 0 and 2.
-
-    Source: G. W. Brier, "Verification of forecasts expressed in terms of probability", 1950 (the multi-class form).
-
-    Args:
-        probabilities: (N, C).
-        labels: (N,), class indices.
-
-    Raises:
-        ValueError: The input is no set of probabilities with labels.
-    """
-    probabilities, labels = _checked(probabilities, labels)
-    target = np.zeros_like(probabilities)
-    target[np.arange(len(labels)), labels] = 1
-    return float(((probabilities - target) ** 2).sum(1).mean())
+    own, of_table = inspect.signature(of_probabilities), inspect.signature(metric)
+    parameters = [*list(own.parameters.values())[:2], *list(of_table.parameters.values())[1:]]
+    of_probabilities.__signature__ = of_table.replace(parameters=parameters)
+    of_probabilities.__name__ = of_probabilities.__qualname__ = metric.__name__
+    of_probabilities.__doc__ = (metric.__doc__ or "").replace(_TABLE_ARGUMENT, _PLAIN_ARGUMENTS)
+    return of_probabilities
 
 
-def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> float:
-    """Return the top-label expected calibration error over bins of equal width.
+accuracy = _of_probabilities(table_metrics.accuracy)
+negative_log_likelihood = _of_probabilities(table_metrics.negative_log_likelihood)
+brier_score = _of_probabilities(table_metrics.brier_score)
+expected_calibration_error = _of_probabilities(table_metrics.expected_calibration_error)
+adaptive_calibration_error = _of_probabilities(table_metrics.adaptive_calibration_error)
+risk_coverage_curve = _of_probabilities(table_metrics.risk_coverage_curve)
+area_under_risk_coverage = _of_probabilities(table_metrics.area_under_risk_coverage)
 
-    The sum over bins of |accuracy - mean confidence|, weighted by the bin's share of examples. Bin b holds the
-    confidences in (b / n_bins, (b + 1) / n_bins]; a confidence of 0 falls into the first bin, and a confidence of 1
-    into the last.
 
-    Source: C. Guo et al., "On calibration of modern neural networks", 2017 (arXiv 1706.04599).
+def classwise_calibration_error(probabilities: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> float:
+    r"""Return the mean over classes of the calibration error of the class's own probability.
+
+    $$\frac{1}{C} \sum_c \sum_b \frac{|B_{b,c}|}{N} \left|\bar y_c(B_{b,c}) - \bar p_c(B_{b,c})\right|$$
+
+    Bin b of class c holds the examples, of any label, whose probability of c is in (b / n_bins, (b + 1) / n_bins], 0
+    in the first bin; its two means are the share of examples of class c and the mean probability of c. With many
+    classes most probabilities are near 0, and so is this figure.
+
+    Source: M. Kull et al., "Beyond temperature scaling", 2019 (arXiv 1910.12656); J. Nixon et al., "Measuring
+    calibration in deep learning", 2019 (arXiv 1904.01685), who call it static calibration error.
 
     Args:
         probabilities: (N, C).
@@ -77,15 +67,14 @@ def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, n_bi
     Raises:
         ValueError: The input is no set of probabilities with labels, or `n_bins` is below 1.
     """
-    if n_bins < 1:
-        raise ValueError(f"n_bins must be at least 1, got {n_bins}.")
-    probabilities, labels = _checked(probabilities, labels)
-    confidence = probabilities.max(1)
-    correct = probabilities.argmax(1) == labels
-    # The inner edges alone decide, so no rounding can push a confidence out of the first or last bin.
-    bins = np.digitize(confidence, np.linspace(0, 1, n_bins + 1)[1:-1], right=True)
-    gaps = np.bincount(bins, weights=correct - confidence, minlength=n_bins)
-    return float(np.abs(gaps).sum() / len(labels))
+    probabilities = checked_probabilities(probabilities, num_dims=2)
+    labels = checked_labels(labels, *probabilities.shape)
+    errors = []
+    for label, probability in enumerate(probabilities.T):
+        order = np.argsort(probability)
+        residuals = (labels == label)[order] - probability[order]
+        errors.append(mean_absolute_gap(residuals, equal_width_cuts(probability[order], n_bins)))
+    return float(np.mean(errors))
 
 
 def pairwise_disagreement(member_votes: ArrayLike) -> float:
@@ -103,31 +92,40 @@ def pairwise_disagreement(member_votes: ArrayLike) -> float:
     return member_disagreement(votes).mean().item()
 
 
-def _as_array(values: ArrayLike) -> np.ndarray:
-    return values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+def member_accuracy(member_probabilities: ArrayLike, labels: ArrayLike) -> np.ndarray:
+    """Return the accuracy of every member on its own.
+
+    Args:
+        member_probabilities: (N, M, C).
+        labels: (N,), class indices.
+
+    Returns:
+        (M,).
+
+    Raises:
+        ValueError: The input is no set of probabilities with labels.
+    """
+    return _by_member(accuracy, member_probabilities, labels)
 
 
-def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Return both as arrays, probabilities in double precision and labels as integers, or raise."""
-    probabilities = _as_array(probabilities).astype(np.float64)
-    labels = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
-    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
-        raise ValueError(
-            f"Expected probabilities (N, C) and labels (N,) with N > 0, got {probabilities.shape} and {labels.shape}."
-        )
-    if not np.isfinite(probabilities).all():
-        raise ValueError("The probabilities hold NaN or infinity.")
-    sums = probabilities.sum(1)
-    if probabilities.min() < 0 or np.abs(sums - 1).max() > _SUM_TOLERANCE:
-        raise ValueError(
-            "These are no probabilities: they must be between 0 and 1 and sum to 1 over classes. Are they logits?"
-        )
-    num_classes = probabilities.shape[1]
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"Labels must be class indices, got values of type {labels.dtype}.")
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(
-            f"Labels must be from 0 to {num_classes - 1}, got {labels.min()} to {labels.max()}. A label of -1 marks an "
-            "unlabelled split."
-        )
-    return probabilities, labels
+def member_negative_log_likelihood(member_probabilities: ArrayLike, labels: ArrayLike) -> np.ndarray:
+    """Return the negative log-likelihood of every member on its own, in nats.
+
+    Args:
+        member_probabilities: (N, M, C).
+        labels: (N,), class indices.
+
+    Returns:
+        (M,).
+
+    Raises:
+        ValueError: The input is no set of probabilities with labels.
+    """
+    return _by_member(negative_log_likelihood, member_probabilities, labels)
+
+
+def _by_member(
+    metric: Callable[[ArrayLike, ArrayLike], float], member_probabilities: ArrayLike, labels: ArrayLike
+) -> np.ndarray:
+    member_probabilities = checked_probabilities(member_probabilities, num_dims=3)
+    return np.array([metric(probabilities, labels) for probabilities in member_probabilities.swapaxes(0, 1)])
