@@ -95,10 +95,26 @@ def check_gates(gates: dict[str, torch.Tensor]) -> None:
 
 
 @torch.no_grad()
+def feature_owners(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return how many members own each feature: those whose gate is above half of the feature's largest gate.
+
+    Args:
+        model: The ensemble.
+        layers: Names or name suffixes of the norms to look at; None: all.
+
+    Returns:
+        Whole numbers by norm, (D,) each.
+
+    Raises:
+        ValueError: `layers` matches no norm.
+    """
+    return {name: (gates > _OWNERSHIP * gates.amax(0)).sum(0) for name, gates in member_gates(model, layers).items()}
+
+
 def realized_sharing(
     model: nn.Module, *, per_layer: bool = False, layers: Sequence[str] | None = None
 ) -> float | dict[str, float]:
-    """Return how many members own a feature: those whose gate is above half of the feature's largest gate.
+    """Return how many members own a feature on average; see `feature_owners`.
 
     Args:
         model: The ensemble.
@@ -111,9 +127,7 @@ def realized_sharing(
     Raises:
         ValueError: `layers` matches no norm.
     """
-    owners = {
-        name: (gates > _OWNERSHIP * gates.amax(0)).float().sum(0) for name, gates in member_gates(model, layers).items()
-    }
+    owners = {name: counts.float() for name, counts in feature_owners(model, layers).items()}
     if per_layer:
         return {name: counts.mean().item() for name, counts in owners.items()}
     return torch.cat(list(owners.values())).mean().item()
