@@ -3,6 +3,7 @@
 Importing this package registers the method ``SIGMA_NORM`` with peft.
 """
 
+from .calibration import TemperatureFit, fit_temperature, temperature_in_use, use_calibration
 from .config import SigmaNormConfig
 from .heads import MemberHead
 from .hub import ensemble_from_pretrained, load_ensemble
@@ -34,6 +35,7 @@ __all__ = [
     "SigmaNormConfig",
     "SigmaNormLayer",
     "SigmaNormModel",
+    "TemperatureFit",
     "TokenPrediction",
     "UncertaintyDecomposition",
     "__version__",
@@ -42,9 +44,12 @@ __all__ = [
     "ensemble_from_pretrained",
     "expected_sharing",
     "extract_member",
+    "fit_temperature",
     "load_ensemble",
     "member_subset",
     "predict",
     "realized_sharing",
     "temperature_for_sharing",
+    "temperature_in_use",
+    "use_calibration",
 ]

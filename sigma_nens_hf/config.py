@@ -63,7 +63,8 @@ class SigmaNormConfig(PeftConfig):
         base_model_type: `model_type` of the base model; filled on injection.
         base_model_class: Class of the base model; filled on injection.
         num_adapted_norms: Number of norms that carry members; filled on injection and checked on loading.
-        calibration_temperature: Softmax temperature fitted on held-out data, None where none was.
+        calibration_temperature: Softmax temperature of the pooled prediction, fitted on held-out data by
+            `SigmaNEnsTrainer.calibrate`; None where none was. It is stored, and used only when asked for.
         training_recipe: How the adapter was trained (tau, lambda, data, seed); filled by the trainer.
         sigma_nens_hf_version: Version of this package that made the adapter; filled on injection.
         transformers_version: Version of transformers that made the adapter; filled on injection.
@@ -113,6 +114,7 @@ class SigmaNormConfig(PeftConfig):
         self._exact_shared_modules = saved if self.is_resolved else None
         if self.modules_to_save is not None:
             self.modules_to_save = list(self.modules_to_save) or [_NO_MODULE]
+        self._is_calibrated = False  # a matter of this process, never saved
 
     def _check_numbers(self) -> None:
         if isinstance(self.num_members, bool) or not isinstance(self.num_members, int) or self.num_members < 1:
@@ -190,6 +192,32 @@ class SigmaNormConfig(PeftConfig):
             return list(self._exact_shared_modules)
         ignored = {*_NAMES_ADDED_BY_PEFT, _NO_MODULE}
         return [name for name in self.modules_to_save or [] if name not in ignored]
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether predictions are calibrated at present."""
+        return self._is_calibrated
+
+    @property
+    def temperature_in_use(self) -> float:
+        """The temperature that predictions are calibrated with at present, 1 where they are not."""
+        return self.calibration_temperature if self._is_calibrated else 1.0
+
+    def use_calibration(self, enabled: bool) -> None:
+        """Calibrate predictions with the stored temperature, or leave that again.
+
+        Args:
+            enabled: Whether to calibrate.
+
+        Raises:
+            ValueError: There is no temperature.
+        """
+        if enabled and self.calibration_temperature is None:
+            raise ValueError(
+                "The adapter has no calibration_temperature. Fit one with `SigmaNEnsTrainer.calibrate` on examples "
+                "that were not trained on, and save the adapter again."
+            )
+        self._is_calibrated = enabled
 
     def resolve_shared_modules(self, names: list[str]) -> None:
         """Fix the full names of the shared modules, which from then on are exact.

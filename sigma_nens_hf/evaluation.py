@@ -9,7 +9,7 @@ from torch import nn
 from transformers import EvalPrediction
 
 from .labels import IGNORED_LABEL, SINGLE_LABEL, check_labels
-from .members import active_config, problem_type_of
+from .members import active_config, base_model_of, problem_type_of
 from .metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from .outputs import ensemble_logits
 
@@ -23,7 +23,8 @@ def ensemble_metrics(
     if isinstance(logits, tuple):
         logits = logits[0]
     if has_member_logits and not isinstance(logits, list):
-        logits = ensemble_logits(torch.as_tensor(members_first(logits)), problem_type).numpy()
+        temperature = active_config(base_model_of(model)).temperature_in_use
+        logits = ensemble_logits(torch.as_tensor(members_first(logits)), problem_type, temperature).numpy()
         prediction = EvalPrediction(
             predictions=logits,
             label_ids=prediction.label_ids,

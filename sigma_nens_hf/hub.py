@@ -94,6 +94,7 @@ def load_ensemble(
     *,
     base_model: str | None = None,
     is_trainable: bool = False,
+    calibrated: bool = False,
     **kwargs: Any,
 ) -> tuple[PeftModel, Any]:
     """Load a saved adapter over its base model.
@@ -102,6 +103,8 @@ def load_ensemble(
         repo_or_dir: An adapter repository on the Hub or a local folder.
         base_model: Where the base model is, if not where the adapter says.
         is_trainable: Whether to go on training.
+        calibrated: Whether the ensemble's `logits` and what `predict` makes of them are to be calibrated with the
+            temperature that the adapter stores; see `use_calibration`.
         **kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, ... for the adapter; the last three are used
             for the base model too, as is everything else (`dtype`, `device_map`, ...).
 
@@ -110,8 +113,8 @@ def load_ensemble(
         model's, else None.
 
     Raises:
-        ValueError: There is no sigma-norm adapter, its file is damaged or no safetensors file, or it does not fit
-            the base model exactly.
+        ValueError: There is no sigma-norm adapter, its file is damaged or no safetensors file, it does not fit the
+            base model exactly, or it stores no temperature to calibrate with.
     """
     repo_or_dir = os.fspath(repo_or_dir)
     hub_kwargs = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
@@ -123,6 +126,7 @@ def load_ensemble(
         raise ValueError(f"The adapter_config.json in {repo_or_dir} is damaged ({error!r}).") from error
     if not isinstance(config, SigmaNormConfig):
         raise ValueError(f"{repo_or_dir} holds an adapter of type {config.peft_type}, not a sigma-norm ensemble.")
+    config.use_calibration(calibrated)
     _check_adapter_file(repo_or_dir, adapter_kwargs)
     base_model = base_model or config.base_model_name_or_path
     if not base_model:

@@ -182,10 +182,14 @@ class ReduceMembers:
         state.forward_pass = forward_pass.outer
         if output is None or forward_pass.members is None:
             return None
-        reduced = reduce_members(
-            output, len(forward_pass.members), forward_pass.num_rows, problem_type_of(base_model.config)
-        )
         adapter = active_config(base_model)
+        reduced = reduce_members(
+            output,
+            len(forward_pass.members),
+            forward_pass.num_rows,
+            problem_type_of(base_model.config),
+            adapter.temperature_in_use,
+        )
         if adapter.problem_type is None:
             # A first batch with labels has just settled it; an adapter must say so to be self-contained.
             adapter.problem_type = base_model.config.problem_type

@@ -9,8 +9,8 @@ from torch import nn
 from .architectures import task_of_class
 from .encoding import as_items, batches_of, encode, size_arguments
 from .labels import SINGLE_LABEL
-from .members import base_model_of, problem_type_of
-from .outputs import MEMBER_LOGITS
+from .members import active_config, base_model_of, problem_type_of
+from .outputs import MEMBER_LOGITS, ensemble_logits
 from .uncertainty import UncertaintyDecomposition, decompose_uncertainty
 
 
@@ -20,9 +20,9 @@ class Prediction:
 
     Attributes:
         label: The most probable class; for multiple choice, the choice.
-        probability: Its probability, the mean over members.
+        probability: Its probability, the mean over members; calibrated if the ensemble is.
         probabilities: Probability by class name.
-        predictive_entropy: Entropy of `probabilities` in nats.
+        predictive_entropy: Entropy of the mean of the members' probabilities in nats, before any calibration.
         expected_entropy: Mean entropy of the members' own predictions in nats.
         modulation_uncertainty: What the members disagree about, in nats; the difference of the two.
         member_votes: The most probable class for every member.
@@ -124,6 +124,7 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
     items = as_items(task, inputs)
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    temperature = active_config(base_model).temperature_in_use
     try:
         predictions: dict[int, AnyPrediction] = {}
         for indices in batches_of(items, batch_size):
@@ -136,11 +137,13 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
                 raise ValueError("predict needs the members, but the model's adapter is disabled.")
             member_logits = output[MEMBER_LOGITS]
             if task == "token-classification":
-                found = _tokens(member_logits, base_model.config.id2label, batch_items, offsets, special)
+                names = base_model.config.id2label
+                found = _tokens(member_logits, names, temperature, batch_items, offsets, special)
             elif task == "multiple-choice":
-                found = _single_label(member_logits, [dict(enumerate(choices)) for _, choices in batch_items])
+                names = [dict(enumerate(choices)) for _, choices in batch_items]
+                found = _single_label(member_logits, names, temperature)
             else:
-                found = _of_examples(member_logits, base_model.config)
+                found = _of_examples(member_logits, base_model.config, temperature)
             predictions.update(zip(indices, found, strict=True))
         return [predictions[index] for index in range(len(items))]
     finally:
@@ -148,23 +151,22 @@ def predict(model: nn.Module, processor: Any, inputs: Any, batch_size: int = 32)
             module.training = mode
 
 
-def _of_examples(member_logits: torch.Tensor, config: Any) -> list[AnyPrediction]:
+def _of_examples(member_logits: torch.Tensor, config: Any, temperature: float) -> list[AnyPrediction]:
     """Turn member logits (B, M, C) of whole examples into predictions."""
     problem_type = problem_type_of(config)
     if problem_type == SINGLE_LABEL:
-        return _single_label(member_logits, [config.id2label] * len(member_logits))
+        return _single_label(member_logits, [config.id2label] * len(member_logits), temperature)
     names = [config.id2label[index] for index in range(member_logits.shape[-1])]
     if problem_type == "regression":
         return [_regression(row, names) for row in member_logits.double()]
     return _multi_label(member_logits, names)
 
 
-def _single_label(member_logits: torch.Tensor, names: list[dict[int, str]]) -> list[Prediction]:
+def _single_label(member_logits: torch.Tensor, names: list[dict[int, str]], temperature: float) -> list[Prediction]:
     """Turn member logits (B, M, C) into predictions, with the names of the classes for each example."""
-    member_probabilities = member_logits.float().softmax(-1)
     rows = zip(
-        member_probabilities.mean(1).tolist(),
-        member_probabilities.argmax(-1).tolist(),
+        ensemble_logits(member_logits, SINGLE_LABEL, temperature).exp().tolist(),
+        member_logits.argmax(-1).tolist(),
         _parts(decompose_uncertainty(member_logits)),
         names,
         strict=True,
@@ -185,13 +187,18 @@ def _single_label(member_logits: torch.Tensor, names: list[dict[int, str]]) -> l
 
 
 def _tokens(
-    member_logits: torch.Tensor, names: dict[int, str], texts: list[str], offsets: torch.Tensor, special: torch.Tensor
+    member_logits: torch.Tensor,
+    names: dict[int, str],
+    temperature: float,
+    texts: list[str],
+    offsets: torch.Tensor,
+    special: torch.Tensor,
 ) -> list[list[TokenPrediction]]:
     """Turn member logits (B, M, L, C) into predictions for the tokens that are part of a text."""
     predictions = []
     for logits, text, places, is_special in zip(member_logits, texts, offsets.tolist(), special.bool(), strict=True):
         kept = (~is_special).nonzero().flatten().tolist()
-        of_tokens = _single_label(logits[:, kept].transpose(0, 1), [names] * len(kept))
+        of_tokens = _single_label(logits[:, kept].transpose(0, 1), [names] * len(kept), temperature)
         predictions.append(
             [
                 TokenPrediction(**vars(prediction), token=text[start:end], start=start, end=end)

@@ -8,13 +8,14 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from .calibration import TemperatureFit, check_can_be_calibrated, fit_temperature
 from .checkpoints import last_complete_checkpoint
 from .evaluation import LabelCheckingCollator, ensemble_metrics, members_first
 from .labels import IGNORED_LABEL, SINGLE_LABEL, settle_problem_type
 from .losses import task_loss
 from .members import active_config, base_model_of, problem_type_of
 from .optimizer_groups import parameter_groups
-from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS
+from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS, ensemble_logits
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .training_args import SigmaNEnsTrainingArguments
@@ -86,6 +87,35 @@ class SigmaNEnsTrainer(Trainer):
         recipe = training_recipe(self.args, self._temperature, self.train_dataset)
         active_config(base_model_of(self.model)).training_recipe = recipe
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def calibrate(self, calibration_dataset: Any) -> TemperatureFit:
+        """Fit the temperature of the pooled prediction, and note it in the adapter's config, which stores it.
+
+        Predictions are calibrated with it when asked: `load_ensemble(..., calibrated=True)`, `use_calibration(model)`.
+
+        Args:
+            calibration_dataset: Labelled examples that were neither trained on nor will be reported on.
+
+        Raises:
+            ValueError: The model is not for single labels, or no example has a label. The adapter is as before.
+        """
+        check_can_be_calibrated(self.model)
+        config = active_config(base_model_of(self.model))
+        is_calibrated = config.is_calibrated
+        config.use_calibration(False)
+        try:
+            prediction = self.predict(calibration_dataset, metric_key_prefix="calibration")
+        finally:
+            config.use_calibration(is_calibrated)
+        predictions = prediction.predictions
+        logits = torch.as_tensor(predictions[0] if isinstance(predictions, tuple) else predictions)
+        labels = torch.as_tensor(prediction.label_ids)
+        if self.args.return_member_logits:
+            logits = ensemble_logits(logits, SINGLE_LABEL)
+        labelled = labels != IGNORED_LABEL
+        fit = fit_temperature(logits[labelled], labels[labelled])
+        config.calibration_temperature = fit.temperature
+        return fit
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer with a group each for heads and member biases, scalers, and shared modules.
