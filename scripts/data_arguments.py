@@ -28,7 +28,9 @@ class DataArguments(ABC):
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: str | None = field(default=None, metadata={"help": "csv, json or parquet file to train on."})
     report_file: str | None = field(default=None, metadata={"help": "csv, json or parquet file to report on."})
-    report_split: str = field(default="validation", metadata={"help": "Split of the dataset to report on."})
+    report_split: str = field(
+        default="validation", metadata={"help": "Split of the dataset to report on; several are joined by a +."}
+    )
     label_column: str | None = field(
         default=None, metadata={"help": f"Column of the label; default: the first there is of {LABEL_COLUMNS}."}
     )

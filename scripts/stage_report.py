@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from data_arguments import DataArguments, Split
 from rich.table import Table
 from splits import pieces
 
-from sigma_nens_hf import SigmaNEnsTrainer
-from sigma_nens_hf.metrics import (
-    accuracy,
-    brier_score,
-    expected_calibration_error,
-    negative_log_likelihood,
-    pairwise_disagreement,
-)
+from sigma_nens_hf import SigmaNEnsTrainer, TemperatureFit
+from sigma_nens_hf.metrics import ExampleTable, calibration_report, paired_bootstrap
+
+_ROWS = {
+    "accuracy": "accuracy",
+    "nll": "NLL (nats)",
+    "ece": "ECE (15 bins)",
+    "ace": "adaptive ECE",
+    "brier": "Brier score",
+    "aurc": "area risk-coverage",
+}
+_SCALED = ("nll", "ece")
 
 
 @dataclass
@@ -28,11 +32,10 @@ class StageReport:
     Attributes:
         name: "single" or "ensemble".
         num_members: Number of members M.
-        accuracy: Share of right predictions.
-        nll: Negative log-likelihood in nats.
-        calibration_nll: The same on the calibration split, to choose between settings by.
-        ece: Expected calibration error, 15 bins.
-        brier: Brier score.
+        metrics: As from `calibration_report`, by metric.
+        scaled_metrics: The same after temperature scaling, without what it does not change.
+        temperature: The temperature, fitted on the calibration split.
+        calibration_nll: NLL on the calibration split in nats, to choose between settings by.
         disagreement: Share of examples on which two members differ, mean over pairs.
         seconds: Training time of this process, evaluations included.
         resumed: Whether an earlier process had begun the training, so that `seconds` is only a part.
@@ -42,11 +45,10 @@ class StageReport:
 
     name: str
     num_members: int
-    accuracy: float
-    nll: float
+    metrics: dict[str, dict[str, float]]
+    scaled_metrics: dict[str, dict[str, float]]
+    temperature: float
     calibration_nll: float
-    ece: float
-    brier: float
     disagreement: float
     seconds: float
     resumed: bool
@@ -54,58 +56,73 @@ class StageReport:
     num_examples: int
 
 
-def evaluate_report(trainer: SigmaNEnsTrainer, report: Split, data_args: DataArguments) -> dict[str, Any]:
+def evaluate_report(
+    trainer: SigmaNEnsTrainer, report: Split, data_args: DataArguments, fit: TemperatureFit
+) -> tuple[dict[str, Any], ExampleTable]:
     """Evaluate a trained ensemble on the reported split.
 
     Args:
         trainer: Its trainer, which returns the members' logits.
         report: The reported split, as it was carved.
         data_args: How it is encoded.
+        fit: The temperature, fitted on the calibration split.
 
     Returns:
-        The fields of a `StageReport` that come from the reported split.
+        The fields of a `StageReport` that come from the reported split and the temperature, and the examples.
     """
-    probabilities, votes, labels = [], [], []
+    tables, scaled_tables = [], []
     for piece in pieces(report):
         with trainer.args.main_process_first(desc="encoding"):
             encoded = data_args.encode(piece, trainer.processing_class, is_training=False)
         prediction = trainer.predict(encoded, metric_key_prefix="report")
-        member_logits = torch.as_tensor(prediction.predictions)
-        probabilities.append(member_logits.double().softmax(-1).mean(1))
-        votes.append(member_logits.argmax(-1))
-        labels.append(torch.as_tensor(prediction.label_ids))
-    p, y, all_votes = torch.cat(probabilities), torch.cat(labels), torch.cat(votes)
-    return {
-        "num_members": all_votes.shape[1],
-        "accuracy": accuracy(p, y),
-        "nll": negative_log_likelihood(p, y),
-        "ece": expected_calibration_error(p, y),
-        "brier": brier_score(p, y),
-        "disagreement": pairwise_disagreement(all_votes),
-        "num_examples": len(y),
+        logits, labels = prediction.predictions, prediction.label_ids
+        tables.append(ExampleTable.of_members(logits, labels))
+        scaled_tables.append(ExampleTable.of_members(logits, labels, temperature=fit.temperature))
+    table, scaled = ExampleTable.concatenate(tables), calibration_report(ExampleTable.concatenate(scaled_tables))
+    fields = {
+        "num_members": table.member_votes.shape[1],
+        "metrics": calibration_report(table),
+        "scaled_metrics": {name: scaled[name] for name in _SCALED},
+        "temperature": fit.temperature,
+        "calibration_nll": fit.nll_before,
+        "disagreement": float(table.disagreement.mean()),
+        "num_examples": len(table),
     }
+    return fields, table
 
 
-def table_of(reports: list[StageReport], seed: int) -> Table:
-    """Return the reports as a table, one column for every model.
+def table_of(reports: list[StageReport], examples: list[ExampleTable], seed: int) -> Table:
+    """Return the reports as a table, one column for every model and one for the difference of two.
 
     Args:
-        reports: The reports.
+        reports: The reports, the last one that of the ensemble.
+        examples: The examples that each is about, the same ones in the same order.
         seed: The run's seed.
     """
     table = Table(
         title=f"{reports[0].num_examples:,} held-out examples, seed {seed}",
-        caption="Lower is better but for accuracy. One seed is no evidence for a method.",
+        caption="Lower is better but for accuracy. In brackets: 95% bootstrap intervals over examples, for the "
+        "difference over the same examples. One seed is no evidence for a method. The calibration split is to choose "
+        "settings by.",
     )
-    table.add_column("")
-    for report in reports:
-        table.add_column(f"{report.name} (M={report.num_members})", justify="right")
+    has_difference = len(reports) == 2
+    for title in ("", *(f"{report.name} (M={report.num_members})" for report in reports)):
+        table.add_column(title, justify="right" if title else "left")
+    if has_difference:
+        table.add_column("difference", justify="right")
+    for metric, title in _ROWS.items():
+        cells = [_with_interval(**report.metrics[metric]) for report in reports]
+        if has_difference:
+            difference = paired_bootstrap(examples[1], examples[0], metric)
+            cells.append(_with_interval(*difference, sign="+"))
+        table.add_row(title, *cells)
+        if metric == "ece":
+            table.add_row("  if calibrated", *(_noise_floor(**report.metrics[metric]) for report in reports))
     rows = {
-        "accuracy": lambda report: f"{report.accuracy:.4f}",
-        "NLL (nats)": lambda report: f"{report.nll:.4f}",
+        "temperature T": lambda report: f"{report.temperature:.3f}",
+        "NLL at T": lambda report: _with_interval(**report.scaled_metrics["nll"]),
+        "ECE at T": lambda report: _with_interval(**report.scaled_metrics["ece"]),
         "NLL, calibration split": lambda report: f"{report.calibration_nll:.4f}",
-        "ECE (15 bins)": lambda report: f"{report.ece:.4f}",
-        "Brier score": lambda report: f"{report.brier:.4f}",
         "members disagree on": lambda report: f"{report.disagreement:.4f}" if report.num_members > 1 else "-",
         "training time": lambda report: f"{report.seconds:.0f} s{' (resumed)' if report.resumed else ''}",
         "stored adapter": lambda report: f"{report.adapter_bytes / 1024:,.0f} KiB",
@@ -113,6 +130,36 @@ def table_of(reports: list[StageReport], seed: int) -> Table:
     for name, cell in rows.items():
         table.add_row(name, *map(cell, reports))
     return table
+
+
+def save_examples(path: Path, table: ExampleTable) -> None:
+    """Write a per-example table that is there whole or not at all.
+
+    Args:
+        path: The npz file.
+        table: The table.
+    """
+    unfinished = path.with_suffix(".unfinished.npz")
+    np.savez(unfinished, **table.columns())
+    os.replace(unfinished, path)
+
+
+def load_examples(path: Path) -> ExampleTable:
+    """Read a per-example table.
+
+    Args:
+        path: The npz file.
+    """
+    return ExampleTable(**np.load(path))
+
+
+def _with_interval(value: float, lower: float, upper: float, sign: str = "", **_: float) -> str:
+    # In a narrow terminal the line breaks in front of the interval, not inside.
+    return f"{value:{sign}.4f} [{lower:{sign}.3f},\N{NO-BREAK SPACE}{upper:{sign}.3f}]"
+
+
+def _noise_floor(noise_floor_mean: float, noise_floor_95: float, **_: float) -> str:
+    return f"{noise_floor_mean:.4f} (95%\N{NO-BREAK SPACE}below\N{NO-BREAK SPACE}{noise_floor_95:.3f})"
 
 
 def write_json(path: Path, content: dict) -> None:

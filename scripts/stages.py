@@ -19,13 +19,13 @@ from class_order import head_init_for
 from data_arguments import DataArguments, Split
 from rich.console import Console
 from splits import LABELS, carve, check_splits, load_splits, unseen_classes
-from stage_report import StageReport, evaluate_report, table_of, write_json
+from stage_report import StageReport, evaluate_report, load_examples, save_examples, table_of, write_json
 from transformers import HfArgumentParser, set_seed
 
 from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, ensemble_from_pretrained
 from sigma_nens_hf.checkpoints import last_complete_checkpoint
 
-REPORT_FILE = "report.json"
+REPORT_FILE, EXAMPLES_FILE = "report.json", "examples.npz"
 SETTINGS_FILE = "settings.json"
 ADAPTER_FOLDER = "adapter"
 
@@ -107,7 +107,8 @@ def run(
     with training_args.main_process_first(desc="preparing the run"):
         splits = check_splits(splits, data_args) if splits is not None else load_splits(data_args)
         splits = carve(splits, data_args, training_args.seed)
-        remember_settings(output_dir, model_args, data_args, training_args)
+        has_begun = any(output_dir.glob("*/checkpoint-*")) or any(output_dir.glob(f"*/{REPORT_FILE}"))
+        remember_settings(output_dir, _settings_of(model_args, data_args, training_args), has_begun)
     if model_args.head_init == "auto":
         head_init, message = head_init_for(
             model_args.model_name_or_path, model_args.model_revision, _class_names(splits)
@@ -127,38 +128,24 @@ def run(
             continue
         console.rule(f"{name}: {num_members} member{'s' if num_members > 1 else ''}")
         reports.append(train_stage(name, num_members, model_args, data_args, training_args, splits))
-    console.print(table_of(reports, training_args.seed))
+    if training_args.should_log:
+        examples = [load_examples(output_dir / name / EXAMPLES_FILE) for name in stages]
+        console.print(table_of(reports, examples, training_args.seed))
     return reports
 
 
-def remember_settings(
-    output_dir: Path,
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    training_args: SigmaNEnsTrainingArguments,
-) -> None:
+def remember_settings(output_dir: Path, settings: dict[str, dict[str, Any]], has_begun: bool) -> None:
     """Write down what a folder's run was started with, or check that it is the same now.
+
+    Args:
+        output_dir: The folder.
+        settings: Values by group and name.
+        has_begun: Whether the folder holds results already.
 
     Raises:
         ValueError: The folder holds a run with other settings, which must not be mixed with this one.
     """
-    names = [
-        "seed", "num_train_epochs", "max_steps", "learning_rate", "scaler_learning_rate",
-        "modules_to_save_learning_rate", "diversity_weight", "diversity_temperature", "members_per_feature",
-        "diversity_reduction", "diversity_layers", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "weight_decay", "warmup_steps", "label_smoothing_factor",
-    ]  # fmt: skip
-    settings = {
-        "model": asdict(model_args),
-        "data": asdict(data_args),
-        "training": {name: getattr(training_args, name) for name in names},
-    }
-    settings["model"]["model_name_or_path"] = os.path.basename(model_args.model_name_or_path)
-    del settings["data"]["compare_single"]  # whether there is another stage changes nothing about this one
-    files = [Path(file) for file in (data_args.train_file, data_args.report_file) if file]
-    settings["files"] = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
     path = output_dir / SETTINGS_FILE
-    has_begun = any(output_dir.glob("*/checkpoint-*")) or any(output_dir.glob(f"*/{REPORT_FILE}"))
     if not has_begun or not path.exists():
         output_dir.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
@@ -175,6 +162,28 @@ def remember_settings(
             f"{output_dir} holds a run with other settings ({'; '.join(changed)}). Choose another output folder, or "
             "delete this one to start anew."
         )
+
+
+def _settings_of(
+    model_args: ModelArguments, data_args: DataArguments, training_args: SigmaNEnsTrainingArguments
+) -> dict[str, dict[str, Any]]:
+    """Return the settings that two runs must share to be one."""
+    names = [
+        "seed", "num_train_epochs", "max_steps", "learning_rate", "scaler_learning_rate",
+        "modules_to_save_learning_rate", "diversity_weight", "diversity_temperature", "members_per_feature",
+        "diversity_reduction", "diversity_layers", "per_device_train_batch_size", "gradient_accumulation_steps",
+        "weight_decay", "warmup_steps", "label_smoothing_factor",
+    ]  # fmt: skip
+    settings = {
+        "model": asdict(model_args),
+        "data": asdict(data_args),
+        "training": {name: getattr(training_args, name) for name in names},
+    }
+    settings["model"]["model_name_or_path"] = os.path.basename(model_args.model_name_or_path)
+    del settings["data"]["compare_single"]  # whether there is another stage changes nothing about this one
+    files = [Path(file) for file in (data_args.train_file, data_args.report_file) if file]
+    settings["files"] = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    return settings
 
 
 def train_stage(
@@ -218,18 +227,18 @@ def train_stage(
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=checkpoint)
     seconds = time.perf_counter() - start
-    calibrated = trainer.predict(calibration, metric_key_prefix="calibration")
-    figures = evaluate_report(trainer, splits["report"], data_args)
+    fit = trainer.calibrate(calibration)  # stored with the adapter, used when asked for
+    figures, examples = evaluate_report(trainer, splits["report"], data_args, fit)
     report = StageReport(
         name=name,
-        calibration_nll=calibrated.metrics["calibration_nll"],
         seconds=seconds,
         resumed=checkpoint is not None,
         adapter_bytes=store_adapter(trainer),
         **figures,
     )
     if args.should_save:
-        write_json(stage_dir / REPORT_FILE, asdict(report))
+        save_examples(stage_dir / EXAMPLES_FILE, examples)
+        write_json(stage_dir / REPORT_FILE, asdict(report))  # the last thing: where it is, the stage is finished
     trainer.accelerator.free_memory()
     return report
 

@@ -38,7 +38,7 @@ def test_main_job_killed_half_way_and_started_again_without_a_network(tmp_path):
     assert "Least doubtful" in second.stdout
     single, ensemble = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("single", "ensemble"))
     assert single["num_examples"] == ensemble["num_examples"] == 1031
-    assert ensemble["nll"] < single["nll"]
+    assert ensemble["metrics"]["nll"]["value"] < single["metrics"]["nll"]["value"]
     assert ensemble["disagreement"] > 0.02
 
 
@@ -54,6 +54,9 @@ def test_assets_are_fetched_once_and_are_what_they_should_be(tmp_path, monkeypat
     # The position of a snippet says the label, the people who rated it agree.
     rated = [(row["label"], row["rating"]) for row in splits["test"]]
     assert sum((rating > 0) == bool(label) for label, rating in rated) / len(rated) > 0.9
+    shifts = demo_assets.sentiment_shifts()
+    assert {name: len(split) for name, split in shifts.items()} == {"amazon": 2985, "tweets": 3432}
+    assert all((row["rating"] > 0) == bool(row["label"]) for split in shifts.values() for row in split)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     again = demo_assets.sst2_like()
     assert again["test"]["sentence"][:] == splits["test"]["sentence"][:]

@@ -64,6 +64,15 @@ def test_calibration_split_is_carved_from_train_alone(text_files):
     assert carved["report"][TEXT][:] == whole["report"][TEXT][:]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_several_splits_are_reported_as_one(streaming, parquet_shards):
+    data_args = TextArguments(**parquet_shards, report_split="validation+train", streaming=streaming)
+    report = [row[TEXT] for row in load_splits(data_args)["report"]]
+    assert report == [f"number {i}" for i in [*range(300, 400), *range(400)]]
+    with pytest.raises(ValueError, match=r"has no split \['nowhere'\]"):
+        load_splits(TextArguments(**parquet_shards, report_split="validation+nowhere", streaming=streaming))
+
+
 def test_one_example_of_each_class_is_carved_without_regard_to_classes():
     data = labelled([str(i) for i in range(20)], list(range(20)), [f"class {i}" for i in range(20)])
     data_args = TextArguments()

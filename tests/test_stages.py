@@ -119,7 +119,7 @@ def test_killed_run_goes_on_from_its_last_checkpoint_to_the_same_end(main, argum
         (resumed,) = main(arguments)
     assert count.steps[0] == 5
     assert resumed.resumed
-    for name in ("accuracy", "nll", "ece", "brier", "disagreement"):
+    for name in ("metrics", "scaled_metrics", "temperature", "disagreement"):
         assert getattr(resumed, name) == getattr(uninterrupted, name)
 
 
