@@ -91,9 +91,9 @@ def _full(checkpoint: str, names: list[str], num_members: int, learning_rate: fl
 
 KINDS = {
     "norms": ModelKind(_sigma_norms, has_members=False, learning_rate=None),
-    "full": ModelKind(_full, has_members=False, learning_rate=1e-4),
+    "full": ModelKind(_full, has_members=False, learning_rate=5e-5),
     "rank_one": ModelKind(partial(_member_linear, ALL_LINEAR, RankOneLinear), has_members=True, learning_rate=2e-3),
-    "lora": ModelKind(partial(_member_linear, QUERY_AND_VALUE, LowRankLinear), has_members=True, learning_rate=1e-3),
+    "lora": ModelKind(partial(_member_linear, QUERY_AND_VALUE, LowRankLinear), has_members=True, learning_rate=2e-3),
     "sigma": ModelKind(_sigma_norms, has_members=True, learning_rate=None),
 }
 

@@ -5,22 +5,23 @@
     python scripts/benchmark_evaluation_memory.py --num_examples 2000 20000 200000
 
 A tiny random model stands for a real one: only the sizes that the evaluation sees count. Each size has a process of its
-own, which says by how much its peak resident memory lies above what it held before the evaluation, after a short one
-that fills caches. Nothing is downloaded.
+own, whose memory is looked at every few milliseconds: not all of it that is resident, which varies with what pages of
+the libraries happen to be in, but what it has allocated itself. Linux counts that apart. Nothing is downloaded.
 """
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from datasets import Dataset
 from peft import get_peft_model
@@ -53,7 +54,7 @@ class Measurement:
     """What one evaluation took.
 
     Attributes:
-        growth: Peak resident memory minus resident memory before, in bytes.
+        growth: Peak memory minus memory before, in bytes.
         seconds: Time.
     """
 
@@ -82,22 +83,40 @@ def measure(arguments: Arguments) -> Measurement:
     texts = [" ".join(generator.choice(VOCABULARY[2:], 8)) for _ in range(num_examples)]
     data = Dataset.from_dict({"text": texts, "label": generator.integers(0, arguments.classes, num_examples)})
     with tempfile.TemporaryDirectory() as folder:
-
-        def evaluate(examples: Dataset) -> None:
+        before, started = allocated_memory(), time.perf_counter()
+        with peak_memory() as peak:
             evaluate_dataset(
                 model,
                 tokenizer,
-                EvaluationData.of(model, examples),
+                EvaluationData.of(model, data),
                 batch_size=arguments.batch_size,
                 examples_file=Path(folder, "examples.csv"),
             )
+        return Measurement(peak[0] - before, time.perf_counter() - started)
 
-        evaluate(data.take(2 * arguments.batch_size))
-        before, started = psutil.Process().memory_info().rss, time.perf_counter()
-        evaluate(data)
-        seconds = time.perf_counter() - started
-    in_bytes = 1 if sys.platform == "darwin" else 1024
-    return Measurement(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * in_bytes - before, seconds)
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Watch the memory of this process; the list's one item is the peak so far in bytes."""
+    peak, done = [allocated_memory()], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            peak[0] = max(peak[0], allocated_memory())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+
+
+def allocated_memory() -> int:
+    """Return the memory of this process in bytes, without what it has mapped of files."""
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines["RssAnon"].split()[0])
 
 
 def measure_in_own_process(arguments: Arguments, num_examples: int) -> Measurement:
@@ -128,10 +147,8 @@ def main() -> None:
     )
     for column in ("examples", "this evaluation (MiB)", "all logits (MiB)", "ratio", "seconds"):
         table.add_column(column, justify="right")
-    growths = []
     for num_examples in arguments.num_examples:
         found = measure_in_own_process(arguments, num_examples)
-        growths.append(found.growth)
         all_logits = 4 * num_examples * arguments.members * arguments.classes
         table.add_row(
             f"{num_examples:,}",
@@ -140,11 +157,7 @@ def main() -> None:
             f"{found.growth / all_logits:.3f}",
             f"{found.seconds:.0f}",
         )
-    console = Console()
-    console.print(table)
-    if len(growths) > 1:
-        examples = arguments.num_examples[-1] - arguments.num_examples[0]
-        console.print(f"Growth for each further example: {(growths[-1] - growths[0]) / examples:,.0f} bytes.")
+    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """One call each way: a checkpoint becomes an ensemble, and a saved adapter becomes a ready model."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 import transformers
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
-from peft import PeftConfig, PeftModel, get_peft_model
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
-from safetensors import SafetensorError, safe_open
+from peft import PeftModel, get_peft_model
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from .adapter_files import adapter_weights_file, read_adapter_config
 from .architectures import backbone_name, class_named, task_of_class
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
@@ -120,14 +116,9 @@ def load_ensemble(
     hub_kwargs = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     adapter_kwargs = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
     base_kwargs = {name: value for name, value in kwargs.items() if name != "revision"}
-    try:
-        config = PeftConfig.from_pretrained(repo_or_dir, **adapter_kwargs)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"The adapter_config.json in {repo_or_dir} is damaged ({error!r}).") from error
-    if not isinstance(config, SigmaNormConfig):
-        raise ValueError(f"{repo_or_dir} holds an adapter of type {config.peft_type}, not a sigma-norm ensemble.")
+    config = read_adapter_config(repo_or_dir, adapter_kwargs)
     config.use_calibration(calibrated)
-    _check_adapter_file(repo_or_dir, adapter_kwargs)
+    adapter_weights_file(repo_or_dir, adapter_kwargs)  # refused before anything is built for it
     base_model = base_model or config.base_model_name_or_path
     if not base_model:
         raise ValueError(f"The adapter in {repo_or_dir} does not say what its base model is; pass base_model.")
@@ -228,29 +219,6 @@ def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any]
             f"The base model lacks {lacking}, which the adapter does not bring: it was trained over "
             f"another checkpoint than {model.name_or_path}."
         )
-
-
-def _check_adapter_file(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> None:
-    """Refuse an adapter whose weights are not a whole safetensors file, before anything is built for it."""
-    if os.path.isdir(repo_or_dir):
-        path = os.path.join(repo_or_dir, SAFETENSORS_WEIGHTS_NAME)
-        found = os.path.isfile(path)
-    else:
-        try:
-            path = hf_hub_download(repo_or_dir, SAFETENSORS_WEIGHTS_NAME, **hub_kwargs)
-            found = True
-        except EntryNotFoundError:
-            found = False
-    if not found:
-        raise ValueError(
-            f"{repo_or_dir} has no {SAFETENSORS_WEIGHTS_NAME}. Only safetensors files are opened, never a "
-            f"{WEIGHTS_NAME}, which can run code."
-        )
-    try:
-        with safe_open(path, "pt"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}); fetch or save it again.") from error
 
 
 @contextmanager

@@ -94,9 +94,21 @@ def check_gates(gates: dict[str, torch.Tensor]) -> None:
         )
 
 
+def owners_of_features(gates: torch.Tensor) -> torch.Tensor:
+    """Return how many members own each feature: those whose gate is above half of the feature's largest gate.
+
+    Args:
+        gates: (M, D).
+
+    Returns:
+        Whole numbers (D,).
+    """
+    return (gates > _OWNERSHIP * gates.amax(0)).sum(0)
+
+
 @torch.no_grad()
 def feature_owners(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return how many members own each feature: those whose gate is above half of the feature's largest gate.
+    """Return how many members own each feature, as of `owners_of_features`.
 
     Args:
         model: The ensemble.
@@ -108,13 +120,13 @@ def feature_owners(model: nn.Module, layers: Sequence[str] | None = None) -> dic
     Raises:
         ValueError: `layers` matches no norm.
     """
-    return {name: (gates > _OWNERSHIP * gates.amax(0)).sum(0) for name, gates in member_gates(model, layers).items()}
+    return {name: owners_of_features(gates) for name, gates in member_gates(model, layers).items()}
 
 
 def realized_sharing(
     model: nn.Module, *, per_layer: bool = False, layers: Sequence[str] | None = None
 ) -> float | dict[str, float]:
-    """Return how many members own a feature on average; see `feature_owners`.
+    """Return how many members own a feature on average; see `owners_of_features`.
 
     Args:
         model: The ensemble.
