@@ -31,8 +31,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForSequenceClassification, HfArgumentParser, PreTrainedTokenizerFast
 
 from sigma_nens_hf import SigmaNormConfig
-from sigma_nens_hf.dataset_evaluation import evaluate_dataset
-from sigma_nens_hf.evaluation_data import EvaluationData
+from sigma_nens_hf.evaluation.data import EvaluationData
+from sigma_nens_hf.evaluation.evaluate import evaluate_dataset
 
 VOCABULARY = ["[PAD]", "[UNK]", *(f"w{n}" for n in range(98))]
 MEBIBYTE = 2**20

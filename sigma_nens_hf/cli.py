@@ -19,10 +19,10 @@ from rich.progress import Progress
 from rich.text import Text
 
 from .adapter_info import adapter_infos, table_of_info
-from .dataset_evaluation import DatasetEvaluation, accelerator_of_launch, evaluate_dataset
-from .evaluation_data import EvaluationData, load_split
-from .evaluation_files import EXAMPLES, OOD_EXAMPLES, results_folder, write_report
-from .evaluation_report import report_of, table_of
+from .evaluation.data import EvaluationData, load_split
+from .evaluation.evaluate import DatasetEvaluation, accelerator_of_launch, evaluate_dataset
+from .evaluation.files import EXAMPLES, OOD_EXAMPLES, results_folder, write_report
+from .evaluation.report import report_of, table_of
 from .hub import load_ensemble
 
 app = typer.Typer(

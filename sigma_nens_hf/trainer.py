@@ -10,7 +10,6 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .calibration import TemperatureFit, check_can_be_calibrated, fit_temperature
 from .checkpoints import last_complete_checkpoint
-from .evaluation import LabelCheckingCollator, ensemble_metrics, members_first
 from .labels import IGNORED_LABEL, SINGLE_LABEL, settle_problem_type
 from .losses import task_loss
 from .members import active_config, base_model_of, problem_type_of
@@ -18,6 +17,7 @@ from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS, ensemble_logits
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
+from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, members_first
 from .training_args import SigmaNEnsTrainingArguments
 from .uncertainty import member_disagreement
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sigma_nens_hf import ensemble_from_pretrained
 from sigma_nens_hf.cli import app
-from sigma_nens_hf.dataset_evaluation import accelerator_of_launch, evaluate_dataset
-from sigma_nens_hf.evaluation_data import EvaluationData
+from sigma_nens_hf.evaluation.data import EvaluationData
+from sigma_nens_hf.evaluation.evaluate import accelerator_of_launch, evaluate_dataset
 
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 WORDS = ["good", "bad", "film", "dull", "fine", "a", "very"]

@@ -11,8 +11,9 @@ import pytest
 from evaluate_tiny import LABELS, dataset
 from typer.testing import CliRunner
 
-from sigma_nens_hf import cli, evaluation_files, load_ensemble, predict
+from sigma_nens_hf import cli, load_ensemble, predict
 from sigma_nens_hf.cli import app
+from sigma_nens_hf.evaluation import files
 from sigma_nens_hf.metrics import ood_metrics
 
 ALL_FILES = {
@@ -130,7 +131,7 @@ def test_what_is_cut_off_leaves_nothing(place, error, evaluate, tmp_path, monkey
 def test_what_is_cut_off_leaves_the_earlier_evaluation(evaluate, tmp_path, monkeypatch):
     assert evaluate().exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    monkeypatch.setattr(evaluation_files, "gates_plot", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(files, "gates_plot", lambda *_, **__: 1 / 0)
     assert evaluate("--overwrite").exit_code == 1
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]

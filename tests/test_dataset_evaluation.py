@@ -15,11 +15,11 @@ from evaluate_tiny import CASES, LABELS, dataset, ensemble, processor
 from peft import get_peft_model
 
 from sigma_nens_hf import SigmaNormConfig, predict
-from sigma_nens_hf.batch_evaluation import ClasswiseGaps
 from sigma_nens_hf.calibration import use_calibration
-from sigma_nens_hf.dataset_evaluation import evaluate_dataset
-from sigma_nens_hf.dataset_labels import classes_of_labels
-from sigma_nens_hf.evaluation_data import EvaluationData, load_split
+from sigma_nens_hf.evaluation.batches import ClasswiseGaps
+from sigma_nens_hf.evaluation.data import EvaluationData, load_split
+from sigma_nens_hf.evaluation.evaluate import evaluate_dataset
+from sigma_nens_hf.evaluation.labels import classes_of_labels
 from sigma_nens_hf.metrics import TABLE_METRICS, ExampleTable, calibration_report
 from sigma_nens_hf.metrics.functional import (
     classwise_calibration_error,

@@ -11,11 +11,11 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 
-from .batch_evaluation import BatchEvaluator, BatchRows, ClasswiseGaps
-from .calibration import temperature_in_use
-from .evaluation_data import EvaluationData
-from .members import base_model_of
-from .metrics.example_table import ExampleTable
+from ..calibration import temperature_in_use
+from ..members import base_model_of
+from ..metrics.example_table import ExampleTable
+from .batches import BatchEvaluator, BatchRows, ClasswiseGaps
+from .data import EvaluationData
 
 
 @dataclass(frozen=True)

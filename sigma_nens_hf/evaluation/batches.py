@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from .encoding import encode, max_input_length, size_arguments
-from .evaluation_data import EvaluationData
-from .labels import IGNORED_LABEL
-from .members import base_model_of
-from .metrics.example_table import ExampleTable
-from .outputs import MEMBER_LOGITS, pooled_log_probabilities
+from ..encoding import encode, max_input_length, size_arguments
+from ..labels import IGNORED_LABEL
+from ..members import base_model_of
+from ..metrics.example_table import ExampleTable
+from ..outputs import MEMBER_LOGITS, pooled_log_probabilities
+from .data import EvaluationData
 
 
 @dataclass(frozen=True)

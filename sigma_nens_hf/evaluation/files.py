@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from .evaluation_report import long_form
-from .metrics.example_table import ExampleTable
-from .plots import entropy_histogram, gates_plot, reliability_diagram, risk_coverage_plot, sharing_histogram
+from ..metrics.example_table import ExampleTable
+from ..plots import entropy_histogram, gates_plot, reliability_diagram, risk_coverage_plot, sharing_histogram
+from .report import long_form
 
 METRICS, EXAMPLES, OOD_EXAMPLES = "metrics.json", "examples.csv", "ood_examples.csv"
 _PICTURES = ("reliability", "risk_coverage", "gates", "sharing", "entropy")

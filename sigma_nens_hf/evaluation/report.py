@@ -10,12 +10,12 @@ import pandas
 from rich.table import Table
 from torch import nn
 
-from .calibration import temperature_in_use
-from .dataset_evaluation import DatasetEvaluation
-from .members import active_config, base_model_of
-from .metrics.example_table import ExampleTable
-from .metrics.out_of_distribution import ood_metrics
-from .metrics.report import calibration_report
+from ..calibration import temperature_in_use
+from ..members import active_config, base_model_of
+from ..metrics.example_table import ExampleTable
+from ..metrics.out_of_distribution import ood_metrics
+from ..metrics.report import calibration_report
+from .evaluate import DatasetEvaluation
 
 _PACKAGES = ("sigma_nens_hf", "transformers", "peft", "torch", "datasets", "accelerate")
 _UNCERTAINTIES = ("predictive_entropy", "expected_entropy", "modulation_uncertainty", "disagreement")

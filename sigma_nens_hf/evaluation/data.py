@@ -10,12 +10,12 @@ from datasets import ClassLabel, Dataset, Image, List, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from torch import nn
 
-from .architectures import task_of_class
-from .dataset_columns import input_columns_of, label_column_of
-from .dataset_labels import classes_of_labels
-from .encoding import as_items, batches_of
-from .labels import IGNORED_LABEL, SINGLE_LABEL
-from .members import base_model_of, problem_type_of
+from ..architectures import task_of_class
+from ..encoding import as_items, batches_of
+from ..labels import IGNORED_LABEL, SINGLE_LABEL
+from ..members import base_model_of, problem_type_of
+from .columns import input_columns_of, label_column_of
+from .labels import classes_of_labels
 
 # Batches are made of texts of like length, in mixed ones about half of the tokens are padding; but only within windows
 # of this size, so that rows can be put back into order without holding those of the whole split.
