@@ -38,17 +38,22 @@ class ModelKind:
     learning_rate: float | None
 
 
-def _sigma_norms(
-    checkpoint: str, names: list[str], num_members: int, learning_rate: float | None, common: dict[str, Any]
-) -> Trainer:
-    """Sigma norms of M members; of 1, a single model with tuned norms."""
-    model, tokenizer = ensemble_from_pretrained(
+def _ensemble(checkpoint: str, names: list[str], num_members: int, **config: Any) -> tuple[nn.Module, Any]:
+    return ensemble_from_pretrained(
         checkpoint,
         "text-classification",
         num_members=num_members,
         id2label=dict(enumerate(names)),
-        modules_to_save=["pooler"],
+        modules_to_save=["pooler"],  # of which the packaged encoder brings none that was trained
+        **config,
     )
+
+
+def _sigma_norms(
+    checkpoint: str, names: list[str], num_members: int, learning_rate: float | None, common: dict[str, Any]
+) -> Trainer:
+    """Sigma norms of M members; of 1, a single model with tuned norms."""
+    model, tokenizer = _ensemble(checkpoint, names, num_members)
     return SigmaNEnsTrainer(model=model, args=SigmaNEnsTrainingArguments(**common), processing_class=tokenizer)
 
 
@@ -62,14 +67,7 @@ def _member_linear(
     common: dict[str, Any],
 ) -> Trainer:
     """Members that differ in linear layers; heads, pooler and their learning rates are those of sigma norms."""
-    model, tokenizer = ensemble_from_pretrained(
-        checkpoint,
-        "text-classification",
-        num_members=num_members,
-        id2label=dict(enumerate(names)),
-        modules_to_save=["pooler"],
-        init_scaler_std=0,
-    )
+    model, tokenizer = _ensemble(checkpoint, names, num_members, init_scaler_std=0)
     members = replace_linear_layers(model, pattern, partial(layer_class, num_members=num_members))
     args = SigmaNEnsTrainingArguments(diversity_weight=0, **common)
     known = {id(parameter) for parameter in members}

@@ -12,7 +12,6 @@ import pytest
 import tiny
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 # Tiny tensors are slower on many threads, and tests share the machine with others.
 torch.set_num_threads(1)
@@ -42,14 +41,7 @@ def run_python():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """A word tokenizer whose vocabulary fits the tiny text models."""
-    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", "good", "bad", "film", "dull", "fine", "a", "very"]
-    vocabulary = {word: index for index, word in enumerate(words)}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", model_max_length=32
-    )
+    return tiny.tokenizer()
 
 
 @pytest.fixture

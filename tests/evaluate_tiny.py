@@ -10,7 +10,6 @@ import torch
 import transformers
 from datasets import ClassLabel, Dataset, Image, List
 from PIL import Image as Picture
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sigma_nens_hf import ensemble_from_pretrained
 from sigma_nens_hf.cli import app
@@ -18,26 +17,16 @@ from sigma_nens_hf.evaluation.data import EvaluationData
 from sigma_nens_hf.evaluation.evaluate import accelerator_of_launch, evaluate_dataset
 
 LABELS = {0: "bad", 1: "fair", 2: "good"}
-WORDS = ["good", "bad", "film", "dull", "fine", "a", "very"]
 # Architecture and number of examples of every case: no last batch is full, and "few" has fewer than processes.
 CASES = {"bert": ("bert", 1_131), "token": ("bert-token", 101), "choice": ("bert-choice", 43), "vit": ("vit", 29),
          "few": ("vit", 5)}  # fmt: skip
 BATCH_SIZE = 8
 
 
-def tokenizer():
-    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *WORDS]
-    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", model_max_length=32
-    )
-
-
 def processor(architecture):
     size = {"height": tiny.IMAGE_SIZE, "width": tiny.IMAGE_SIZE}
     is_image = architecture in tiny.IMAGE_ARCHITECTURES
-    return transformers.ViTImageProcessor(size=size) if is_image else tokenizer()
+    return transformers.ViTImageProcessor(size=size) if is_image else tiny.tokenizer()
 
 
 def ensemble(architecture):
@@ -58,7 +47,7 @@ def save_adapter(folder, architecture="bert", **config):
 
 
 def text(generator):
-    return " ".join(generator.choice(WORDS, generator.integers(1, 9)))
+    return " ".join(generator.choice(tiny.WORDS, generator.integers(1, 9)))
 
 
 def dataset(architecture, size, seed=0):
@@ -71,7 +60,7 @@ def dataset(architecture, size, seed=0):
         return data.cast_column("image", Image()).cast_column("label", names)
     if architecture in tiny.CHOICE_ARCHITECTURES:
         # Not equally many choices, and a label that all have.
-        choices = [[f"{word} {text(generator)}" for word in WORDS[: 2 + n % 3]] for n in range(size)]
+        choices = [[f"{word} {text(generator)}" for word in tiny.WORDS[: 2 + n % 3]] for n in range(size)]
         rows = {"question": [text(generator) for _ in labels], "choices": choices}
         return Dataset.from_dict(rows | {"label": [label % 2 for label in labels]})
     if architecture in tiny.TOKEN_ARCHITECTURES:

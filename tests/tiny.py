@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from sigma_nens_hf import SigmaNormConfig
@@ -18,6 +19,7 @@ HIDDEN_SIZE = 32
 IMAGE_SIZE = 16
 VOCABULARY = 60
 PADDING = 1
+WORDS = ["good", "bad", "film", "dull", "fine", "a", "very"]
 NUM_CHOICES = 3
 
 _TEXT = {
@@ -191,6 +193,16 @@ def adapt(model, seed: int = 0, **config) -> PeftModel:
     torch.manual_seed(seed + 100)
     settings = {"init_scaler_std": 1.0, **config}
     return get_peft_model(model, SigmaNormConfig(**settings)).eval()
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A word tokenizer whose vocabulary fits the tiny text models."""
+    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *WORDS]
+    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", model_max_length=32
+    )
 
 
 def labels_config(architecture: str, names: dict[int, str]) -> dict:
