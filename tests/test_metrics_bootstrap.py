@@ -11,8 +11,12 @@ from sigma_nens_hf.metrics import (
     ExampleTable,
     bootstrap_interval,
     bootstrap_intervals,
+    bootstrap_statistic,
     calibration_noise_floor,
     calibration_report,
+    classwise_calibration_error,
+    expected_calibration_error,
+    ood_metrics,
     paired_bootstrap,
     table_metrics,
 )
@@ -40,6 +44,39 @@ def test_agreement_with_plain_loops(case, seed, metric, method):
     interval = bootstrap_interval(table, metric, confidence_level=0.9, n_resamples=50, seed=5, method=method)
     assert interval.value == value
     assert interval[1:] == pytest.approx(tuple(clipped), abs=1e-12)
+
+
+def test_a_figure_of_arrays_is_drawn_as_one_of_tables():
+    p, y = random_case(39)
+    of_table = bootstrap_interval(ExampleTable.of_probabilities(p, y), "ece", n_resamples=60, seed=3)
+    interval = bootstrap_statistic(expected_calibration_error, (p, y), n_resamples=60, seed=3)
+    assert interval.value == of_table.value
+    assert interval.upper == pytest.approx(of_table.upper)
+    assert max(interval.lower, 0) == pytest.approx(of_table.lower)
+
+
+def test_rows_of_several_samples_are_drawn_apart():
+    p, y = random_case(39)
+    rng = np.random.default_rng(4)
+    drawn = [rng.integers(0, len(y), len(y)) for _ in range(2)]
+    figures = sorted(classwise_calibration_error(p[rows], y[rows]) for rows in drawn)
+    interval = bootstrap_statistic(
+        classwise_calibration_error, (p, y), n_resamples=2, seed=4, method="percentile", confidence_level=1 - 1e-12
+    )
+    assert interval[1:] == pytest.approx(figures)
+    scores = np.random.default_rng(0)
+    inside, outside = scores.normal(size=80), scores.normal(1, size=50)
+    interval = bootstrap_statistic(lambda *of_both: ood_metrics(*of_both)["auroc"], inside, outside, n_resamples=200)
+    assert interval.value == ood_metrics(inside, outside)["auroc"]
+    assert interval.lower < interval.value < interval.upper
+    # The variance by J. Hanley, B. McNeil, 1982, of normal scores one deviation apart.
+    assert interval.upper - interval.lower == pytest.approx(0.17, abs=0.05)
+
+
+@pytest.mark.parametrize("samples", [(), ([],), (3,), (([1, 2], [1]),)])
+def test_samples_that_do_not_belong_together_are_refused(samples):
+    with pytest.raises(ValueError, match="arrays of one length"):
+        bootstrap_statistic(np.mean, *samples)
 
 
 def test_accuracy_agrees_with_scipy():

@@ -2,7 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .bootstrap import BootstrapInterval, PairedDifference, bootstrap_interval, bootstrap_intervals, paired_bootstrap
+from .bootstrap import (
+    BootstrapInterval,
+    PairedDifference,
+    bootstrap_interval,
+    bootstrap_intervals,
+    bootstrap_statistic,
+    paired_bootstrap,
+)
 from .example_table import ExampleTable
 from .functional import (
     accuracy,
@@ -52,6 +59,7 @@ __all__ = [
     "area_under_risk_coverage",
     "bootstrap_interval",
     "bootstrap_intervals",
+    "bootstrap_statistic",
     "brier_score",
     "calibration_noise_floor",
     "calibration_report",

@@ -1,11 +1,12 @@
 """Confidence intervals of metrics, by drawing the examples again."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from .checks import ArrayLike, as_array
 from .example_table import ExampleTable
 from .resampling import (
     Metric,
@@ -122,6 +123,44 @@ def bootstrap_intervals(
         BootstrapInterval(float(value), *np.clip(own_ends, *metric_range(function)).tolist())
         for value, own_ends, function in zip(values, ends, functions, strict=True)
     ]
+
+
+def bootstrap_statistic(
+    statistic: Callable[..., float],
+    *samples: ArrayLike | tuple[ArrayLike, ...],
+    confidence_level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    method: str = "basic",
+) -> BootstrapInterval:
+    """Return any figure of arrays with its bootstrap interval, where a table does not hold what it is made of.
+
+    For instance `bootstrap_statistic(classwise_calibration_error, (probabilities, labels))`, or, with the examples of
+    both sets drawn again, `bootstrap_statistic(lambda *scores: ood_metrics(*scores)["auroc"], id_scores, ood_scores)`.
+
+    Args:
+        statistic: Makes the figure of all arrays, in order; the order of rows must not matter to it.
+        *samples: An array for each sample of examples, or a tuple of arrays whose rows belong together.
+        confidence_level: As in `bootstrap_interval`; so are the rest.
+        n_resamples: As there.
+        seed: As there.
+        method: As there.
+
+    Raises:
+        ValueError: A sample is empty, its arrays are not of one length, a number is out of range, or the figure is not
+            finite.
+    """
+    groups = [tuple(map(as_array, sample if isinstance(sample, tuple) else (sample,))) for sample in samples]
+    sizes = [len(group[0]) if group and group[0].ndim else 0 for group in groups]
+    if not sizes or 0 in sizes or any(len(array) != len(group[0]) for group in groups for array in group):
+        shapes = [[array.shape for array in group] for group in groups]
+        raise ValueError(f"Each sample needs arrays of one length, with examples in them, got shapes {shapes}.")
+
+    def of_rows(*rows: np.ndarray) -> list[float]:
+        return [statistic(*(array[drawn] for group, drawn in zip(groups, rows, strict=True) for array in group))]
+
+    ((lower, upper),) = bootstrap_ends(of_rows, sizes, confidence_level, n_resamples, seed, method)
+    return BootstrapInterval(float(of_rows(*map(np.arange, sizes))[0]), float(lower), float(upper))
 
 
 def paired_bootstrap(
