@@ -129,7 +129,9 @@ def measure_in_own_process(arguments: Arguments, num_examples: int) -> Measureme
     command = [sys.executable, __file__, "--measure", "True", "--num_examples", str(num_examples)]
     for name in ("classes", "members", "batch_size"):
         command += [f"--{name}", str(getattr(arguments, name))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Else glibc keeps, by chance, up to some hundred MiB that were freed.
+    thresholds = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **thresholds}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return Measurement(**json.loads(done.stdout.splitlines()[-1]))
 
