@@ -79,10 +79,9 @@ def parse(kind, arguments):
 
 
 def launch_two_processes(kind, arguments):
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
-        "--mixed_precision", "no", "--dynamo_backend", "no", SCRIPTS[kind].__file__, *arguments,
-    ]  # fmt: skip
+    # `accelerate launch --cpu` would start a single one, whatever --num_processes says.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [SCRIPTS[kind].__file__, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tiny.__file__).parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -134,12 +134,13 @@ def test_settings_come_from_a_json_file_as_well(kind, arguments, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [[], STREAMING], ids=["in memory", "streamed"])
-def test_two_processes_under_accelerate_launch(kind, arguments, how, tmp_path):
+def test_two_processes_train_and_report_every_example_once(kind, arguments, how, tmp_path):
     printed = launch_two_processes(kind, [*arguments, *how])
     assert printed.count("held-out examples") == 1
     report = json.loads((tmp_path / "out" / "ensemble" / "report.json").read_text())
     assert report["num_examples"] == NUM_REPORT
-    load_ensemble(tmp_path / "out" / "ensemble" / "adapter")
+    model, _ = load_ensemble(tmp_path / "out" / "ensemble" / "adapter")
+    assert model.peft_config["default"].training_recipe["train_batch_size"] == 2 * 6
 
 
 @pytest.mark.slow
