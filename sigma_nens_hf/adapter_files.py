@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from peft import PeftConfig
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from .config import SigmaNormConfig
@@ -23,10 +23,20 @@ def read_adapter_config(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> SigmaNo
     Raises:
         ValueError: There is none, it is damaged, or it is that of another kind of adapter.
     """
+    if os.path.isdir(repo_or_dir) and not os.path.isfile(os.path.join(repo_or_dir, CONFIG_NAME)):
+        is_model = os.path.isfile(os.path.join(repo_or_dir, "config.json"))
+        found = "It is a model, not an adapter" if is_model else "There is no adapter in it"
+        raise ValueError(f"{repo_or_dir} has no {CONFIG_NAME}. {found}.")
     try:
         config = PeftConfig.from_pretrained(repo_or_dir, **hub_kwargs)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"The adapter_config.json in {repo_or_dir} is damaged ({error!r}).") from error
+    except ValueError as error:
+        if CONFIG_NAME not in str(error):
+            raise
+        raise ValueError(
+            f"There is no folder {repo_or_dir} here, and no adapter of that name could be fetched from the Hub."
+        ) from error
     if not isinstance(config, SigmaNormConfig):
         raise ValueError(f"{repo_or_dir} holds an adapter of type {config.peft_type}, not a sigma-norm ensemble.")
     return config

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft.utils import CONFIG_NAME
+from rich.markup import escape
 from rich.table import Table
 from safetensors import safe_open
 
@@ -57,7 +58,7 @@ class AdapterInfo:
         calibration_temperature: Softmax temperature, None where none was fitted.
         training_recipe: How it was trained, None where that is not known.
         versions: Versions of the packages that made it.
-        metrics: Figures of an evaluation in its folder or beside that, None where there is none.
+        metrics: Figures of an evaluation in its folder or beside that, by metric; None where there is none.
     """
 
     name: str
@@ -176,9 +177,13 @@ def _read_metrics(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> dict[str, Any
     if path is None:
         return None
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}).") from error
+    metrics = found.get("metrics") if isinstance(found, dict) else None
+    # Other tools call their files by this name as well.
+    is_ours = isinstance(metrics, dict) and all(isinstance(figures, dict) for figures in metrics.values())
+    return metrics if is_ours else None
 
 
 def table_of_info(info: AdapterInfo) -> Table:
@@ -210,7 +215,7 @@ def table_of_info(info: AdapterInfo) -> Table:
         "made with": ", ".join(f"{package} {version}" for package, version in info.versions.items()),
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     return table
 
 
@@ -228,7 +233,6 @@ def _labels(labels: list[str] | None) -> str:
 def _metrics(metrics: dict[str, Any] | None) -> str:
     if metrics is None:
         return "none found"
-    of_evaluation = metrics.get("metrics", metrics)
-    values = {name: value["value"] if isinstance(value, dict) else value for name, value in of_evaluation.items()}
+    values = {name: figures.get("value") for name, figures in metrics.items()}
     shown = {name: value for name, value in values.items() if isinstance(value, int | float)}
     return ", ".join(f"{name} {value:.4g}" for name, value in shown.items()) or "none found"

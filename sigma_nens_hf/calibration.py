@@ -13,6 +13,7 @@ from .members import active_config, base_model_of, problem_type_of
 from .metrics.checks import ArrayLike, as_array, checked_labels
 
 # A temperature outside of these says that the split could not tell, not that a model is that wrong.
+_LOWEST_LOGIT = -1e8
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 
 
@@ -54,7 +55,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> TemperatureFit:
         at a bound or at 1, with a warning.
 
     Raises:
-        ValueError: The input is no set of finite logits with labels.
+        ValueError: The input is no set of finite logits with labels, or holds probabilities.
     """
     z = torch.as_tensor(as_array(logits)).double()
     if z.dim() != 2 or not z.numel():
@@ -62,7 +63,10 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> TemperatureFit:
     if not torch.isfinite(z).all():
         raise ValueError("The logits hold NaN or infinity.")
     y = torch.as_tensor(checked_labels(labels, *z.shape))[:, None]
-    z = z - z.amax(1, keepdim=True)
+    if z.shape[1] > 1 and (z >= 0).all() and torch.allclose(z.sum(1), torch.ones(len(z), dtype=z.dtype), atol=1e-3):
+        raise ValueError("These are probabilities, not logits; pass their logarithms.")
+    # Below the lower bound the label's probability is 0 at every temperature, and differences may exceed all numbers.
+    z = (z - z.amax(1, keepdim=True)).clamp_min(_LOWEST_LOGIT)
 
     def nll(temperature: float) -> float:
         return -(z / temperature).log_softmax(1).gather(1, y).mean().item()

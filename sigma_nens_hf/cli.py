@@ -15,11 +15,12 @@ import datasets
 import transformers
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.text import Text
 
 from .adapter_info import adapter_infos, table_of_info
-from .evaluation.data import EvaluationData, load_split
+from .evaluation.data import DEFAULT_SPLIT, EvaluationData, load_split
 from .evaluation.evaluate import DatasetEvaluation, accelerator_of_launch, evaluate_dataset
 from .evaluation.files import EXAMPLES, OOD_EXAMPLES, results_folder, write_report
 from .evaluation.report import report_of, table_of
@@ -40,14 +41,14 @@ def evaluate(
     adapter: Annotated[str, typer.Argument(help="Adapter: a folder or a repository on the Hub.")],
     dataset: Annotated[str, typer.Option(help="Id on the Hub, a folder, or a csv, json, jsonl or parquet file.")],
     dataset_config: Annotated[str | None, typer.Option(help="Configuration of the dataset.")] = None,
-    split: Annotated[str, typer.Option(help="Its split; a file has no other than itself.")] = "validation",
+    split: Annotated[str | None, typer.Option(help=f"Its split; default: {DEFAULT_SPLIT}, of a file all.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of the text or words; default: a usual one.")] = None,
     second_text_column: Annotated[str | None, typer.Option(help="Column of a second text, or of the choices.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of the image; default: a usual one.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Column of the label; default: a usual one.")] = None,
     ood_dataset: Annotated[str | None, typer.Option(help="Data from another distribution; labels not needed.")] = None,
     ood_dataset_config: Annotated[str | None, typer.Option(help="As for the dataset.")] = None,
-    ood_split: Annotated[str, typer.Option(help="As for the dataset.")] = "validation",
+    ood_split: Annotated[str | None, typer.Option(help=f"Its split; default: {DEFAULT_SPLIT}, of a file all.")] = None,
     ood_text_column: Annotated[str | None, typer.Option(help="As for the dataset.")] = None,
     ood_second_text_column: Annotated[str | None, typer.Option(help="As for the dataset.")] = None,
     ood_image_column: Annotated[str | None, typer.Option(help="As for the dataset.")] = None,
@@ -58,7 +59,7 @@ def evaluate(
     calibrated: Annotated[bool, typer.Option("--calibrated", help="Use the adapter's stored temperature.")] = False,
     n_bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
     resamples: Annotated[int, typer.Option(min=1, help="Draws for intervals and noise floors.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of these draws, and of --max-examples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of these draws, and of --max-examples.")] = 0,
     output_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("evaluation"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an evaluation that is there.")] = False,
 ) -> None:
@@ -86,7 +87,7 @@ def evaluate(
             ood_data = EvaluationData.of(model, ood_rows, input_columns=ood_columns, is_labelled=False, **take)
 
         def evaluated(examples: EvaluationData, name: str, file_name: str) -> DatasetEvaluation:
-            bar = progress.add_task(name, total=len(examples))
+            bar = progress.add_task(escape(name), total=len(examples))
             return evaluate_dataset(
                 model,
                 processor,

@@ -104,6 +104,8 @@ class SigmaNormConfig(PeftConfig):
     sigma_nens_hf_version: str | None = field(default=None, metadata={"help": "Filled on injection."})
     transformers_version: str | None = field(default=None, metadata={"help": "Filled on injection."})
 
+    _is_calibrated = False  # no field: a matter of this process, never saved
+
     def __post_init__(self):
         super().__post_init__()
         self.peft_type = extend_peft_type()
@@ -114,7 +116,6 @@ class SigmaNormConfig(PeftConfig):
         self._exact_shared_modules = saved if self.is_resolved else None
         if self.modules_to_save is not None:
             self.modules_to_save = list(self.modules_to_save) or [_NO_MODULE]
-        self._is_calibrated = False  # a matter of this process, never saved
 
     def _check_numbers(self) -> None:
         if isinstance(self.num_members, bool) or not isinstance(self.num_members, int) or self.num_members < 1:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .adapter_files import adapter_weights_file, read_adapter_config
 from .architectures import backbone_name, class_named, task_of_class
+from .calibration import use_calibration
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
 from .norms import find_norms
@@ -117,7 +118,7 @@ def load_ensemble(
     adapter_kwargs = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
     base_kwargs = {name: value for name, value in kwargs.items() if name != "revision"}
     config = read_adapter_config(repo_or_dir, adapter_kwargs)
-    config.use_calibration(calibrated)
+    config.use_calibration(calibrated)  # refused before anything is built, where there is no temperature
     adapter_weights_file(repo_or_dir, adapter_kwargs)  # refused before anything is built for it
     base_model = base_model or config.base_model_name_or_path
     if not base_model:
@@ -142,6 +143,8 @@ def load_ensemble(
     if processor is None:
         processor = load_processor(base_model, task, base_kwargs)
     settle_padding(model, processor, config.pad_token_id)
+    if calibrated:
+        use_calibration(ensemble)
     return ensemble, processor
 
 

@@ -71,6 +71,9 @@ class SigmaNormModel(BaseTuner):
         config.num_adapted_norms = len(self._plan.norms)
         config.sigma_nens_hf_version = config.sigma_nens_hf_version or __version__
         config.transformers_version = config.transformers_version or transformers.__version__
+        # A temperature that is fitted later is this adapter's alone, though another may be made from the same config;
+        # copied no sooner, since peft reads what was filled in from the one that it was given.
+        self.peft_config[adapter_name] = copy.deepcopy(config)
         model.peft_config = self.peft_config
         layer_name = next(name for name, module in model.named_modules() if isinstance(module, MemberLayer))
         install_hooks(model, layer_name)

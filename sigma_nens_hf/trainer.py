@@ -21,6 +21,9 @@ from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, members
 from .training_args import SigmaNEnsTrainingArguments
 from .uncertainty import member_disagreement
 
+# Logit of a choice that is none, at any temperature.
+_NO_CHOICE = -1e4
+
 
 class SigmaNEnsTrainer(Trainer):
     """Fine-tunes a sigma-norm ensemble; used like `transformers.Trainer`.
@@ -85,13 +88,17 @@ class SigmaNEnsTrainer(Trainer):
                 "`load_ensemble(..., is_trainable=True)` or `PeftModel.from_pretrained(..., is_trainable=True)`."
             )
         recipe = training_recipe(self.args, self._temperature, self.train_dataset)
-        active_config(base_model_of(self.model)).training_recipe = recipe
+        config = active_config(base_model_of(self.model))
+        config.training_recipe = recipe
+        config.use_calibration(False)
+        config.calibration_temperature = None  # it was that of other weights
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def calibrate(self, calibration_dataset: Any) -> TemperatureFit:
         """Fit the temperature of the pooled prediction, and note it in the adapter's config, which stores it.
 
         Predictions are calibrated with it when asked: `load_ensemble(..., calibrated=True)`, `use_calibration(model)`.
+        Training further takes it away again.
 
         Args:
             calibration_dataset: Labelled examples that were neither trained on nor will be reported on.
@@ -103,13 +110,23 @@ class SigmaNEnsTrainer(Trainer):
         config = active_config(base_model_of(self.model))
         is_calibrated = config.is_calibrated
         config.use_calibration(False)
+        # Settings under which predictions would not be the logits of all examples.
+        given = self.preprocess_logits_for_metrics, self.args.prediction_loss_only, self.args.eval_do_concat_batches
+        self.preprocess_logits_for_metrics = None
+        self.args.prediction_loss_only, self.args.eval_do_concat_batches = False, True
         try:
             prediction = self.predict(calibration_dataset, metric_key_prefix="calibration")
         finally:
             config.use_calibration(is_calibrated)
-        predictions = prediction.predictions
+            self.preprocess_logits_for_metrics = given[0]
+            self.args.prediction_loss_only, self.args.eval_do_concat_batches = given[1:]
+        predictions, labels = prediction.predictions, prediction.label_ids
+        if labels is None:
+            raise ValueError("The calibration examples have no labels.")
         logits = torch.as_tensor(predictions[0] if isinstance(predictions, tuple) else predictions)
-        labels = torch.as_tensor(prediction.label_ids)
+        labels = torch.as_tensor(labels)
+        if config.num_labels is None:  # choices: what examples have fewer of has been padded, and is no choice
+            logits = logits.masked_fill(logits == IGNORED_LABEL, _NO_CHOICE)
         if self.args.return_member_logits:
             logits = ensemble_logits(logits, SINGLE_LABEL)
         labelled = labels != IGNORED_LABEL

@@ -32,14 +32,15 @@ def decompose_uncertainty(member_logits: torch.Tensor) -> UncertaintyDecompositi
         member_logits: (B, M, ..., C), single-label logits.
 
     Returns:
-        Three tensors (B, ...), fp32.
+        Three tensors (B, ...), fp32, or in double precision where the logits are.
 
     Raises:
         ValueError: `member_logits` has fewer than three dimensions.
     """
     if member_logits.dim() < 3:
         raise ValueError(f"member_logits must be (B, M, ..., C), got shape {tuple(member_logits.shape)}.")
-    probabilities = member_logits.float().softmax(-1)
+    precise = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
+    probabilities = precise.softmax(-1)
     predictive = torch.special.entr(probabilities.mean(1)).sum(-1)
     expected = torch.special.entr(probabilities).sum(-1).mean(1)
     # Never negative by Jensen's inequality; rounding may say otherwise where members agree.

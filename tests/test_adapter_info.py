@@ -97,8 +97,12 @@ def test_metrics_are_found_in_the_folder_and_beside_it(saved):
     assert adapter_infos(folder)[0].metrics is None
     for place in (folder.parent, folder / "evaluation", folder):
         place.mkdir(exist_ok=True)
-        (place / "metrics.json").write_text(json.dumps({"place": place.name}))
-        assert adapter_infos(folder)[0].metrics == {"place": place.name}
+        metrics = {"nll": {"value": len(place.name)}}
+        (place / "metrics.json").write_text(json.dumps({"metrics": metrics}))
+        assert adapter_infos(folder)[0].metrics == metrics
+    for foreign in ([], {"metrics": None}, {"metrics": {"accuracy": 0.9}}, {"accuracy": 0.9}):
+        (folder / "metrics.json").write_text(json.dumps(foreign))
+        assert adapter_infos(folder)[0].metrics is None
     (folder / "metrics.json").write_text("{")
     with pytest.raises(ValueError, match=r"metrics\.json is damaged"):
         adapter_infos(folder)
@@ -139,5 +143,5 @@ def test_what_is_no_ensemble_is_refused(tmp_path):
     get_peft_model(tiny.base_model("bert"), LoraConfig(target_modules=["query"])).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="not a sigma-norm ensemble"):
         adapter_infos(tmp_path)
-    with pytest.raises(ValueError, match="Can't find"):
+    with pytest.raises(ValueError, match="There is no folder"):
         adapter_infos("nobody/nothing")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from datasets import Dataset
 from test_trainer import dataset, trainer_for
 
 from sigma_nens_hf import (
@@ -86,6 +87,7 @@ def test_what_tells_no_temperature_ends_bounded_with_a_warning(logits, labels, t
         ([[-math.inf, 0.0]], [0], "NaN or infinity"),
         ([0.0, 1.0], [0, 1], r"logits \(N, C\)"),
         (np.zeros((0, 2)), [], r"logits \(N, C\)"),
+        ([[0.2, 0.8], [0.5, 0.5]], [0, 1], "probabilities, not logits"),
         ([[0.0, 1.0]], [-1], "Labels must be from 0 to 1"),
         ([[0.0, 1.0]], [0, 1], "one for each example"),
     ],
@@ -191,6 +193,70 @@ def test_a_failed_fit_leaves_the_adapter_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="names none of the 3 classes"):
         trainer.calibrate(dataset("bert").map(lambda row: {"labels": -1}))
     assert temperature_in_use(model) == 2
+
+
+@pytest.mark.parametrize(
+    ("trainer_kwargs", "arguments"),
+    [
+        ({"preprocess_logits_for_metrics": lambda logits, labels: logits.softmax(-1)}, {}),
+        ({}, {"prediction_loss_only": True}),
+        ({}, {"eval_do_concat_batches": False}),
+    ],
+)
+def test_settings_of_evaluations_do_not_reach_the_fit(trainer_kwargs, arguments, tmp_path):
+    data = dataset("bert", 14)
+    model = tiny.ensemble("bert")
+    expected = trainer_for(model, tmp_path, data).calibrate(data)
+    trainer = trainer_for(model, tmp_path, data, trainer_kwargs, **arguments)
+    assert trainer.calibrate(data) == expected
+    assert trainer.preprocess_logits_for_metrics == trainer_kwargs.get("preprocess_logits_for_metrics")
+    assert all(getattr(trainer.args, name) == value for name, value in arguments.items())
+    with pytest.raises(ValueError, match="have no labels"):
+        trainer.calibrate(data.remove_columns("labels"))
+
+
+def test_choices_that_are_not_there_count_nothing(tmp_path):
+    """Batches with different numbers of choices are padded when they are joined."""
+    batches = [tiny.inputs("bert-choice", 6, seed=seed) for seed in (1, 2)]
+    rows = [{name: batch[name][i].tolist() for name in batch} for batch in batches for i in range(6)]
+    for row in rows[6:]:
+        row |= {name: row[name][:2] for name in ("input_ids", "attention_mask")} | {"labels": row["labels"] % 2}
+    model = tiny.ensemble("bert-choice")
+    logits, labels = [], []
+    with torch.no_grad():
+        for row in rows:
+            labels.append(row["labels"])
+            inputs = {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask")}
+            logits.append(model(**inputs).logits[0])
+    padded = torch.nn.utils.rnn.pad_sequence(logits, batch_first=True, padding_value=-1e4)
+    expected = fit_temperature(padded, labels)
+    data = Dataset.from_list(rows).with_format("torch")
+    for return_member_logits in (False, True):
+        trainer = trainer_for(
+            model, tmp_path, data, per_device_eval_batch_size=6, return_member_logits=return_member_logits
+        )
+        assert trainer.calibrate(data).temperature == pytest.approx(expected.temperature, rel=1e-3)
+
+
+def test_further_training_takes_the_temperature_away(tmp_path):
+    model = tiny.ensemble("bert", calibration_temperature=2.0)
+    use_calibration(model)
+    trainer_for(model, tmp_path, dataset("bert"), max_steps=1).train()
+    assert model.peft_config["default"].calibration_temperature is None
+    assert temperature_in_use(model) == 1
+
+
+def test_models_of_one_config_have_temperatures_of_their_own():
+    config = tiny.SigmaNormConfig(num_members=2, calibration_temperature=2.0)
+    one, other = (tiny.get_peft_model(tiny.base_model("bert"), config) for _ in range(2))
+    use_calibration(one)
+    assert temperature_in_use(one) == 2
+    assert temperature_in_use(other) == 1
+
+
+def test_logits_at_the_ends_of_what_numbers_can_say():
+    with pytest.warns(UserWarning, match="the wrong thing"):
+        fit_temperature([[1e308, -1e308], [1.0, 0.0]], [1, 0])
 
 
 def test_an_ordinary_fit_warns_of_nothing():

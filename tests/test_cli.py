@@ -66,7 +66,7 @@ def test_everything_is_written(evaluate, folder, tmp_path):
     assert (len(examples), len(others)) == (45, 21)
     assert set(examples["prediction"]) <= set(LABELS.values())
     assert "label" not in others
-    expected = {"num_rows": 45, "num_members": 3, "temperature": 1.0, "n_bins": 5, "split": "validation"}
+    expected = {"num_rows": 45, "num_members": 3, "temperature": 1.0, "n_bins": 5, "split": None}
     assert {name: report[name] for name in expected} == expected
     assert report["seconds"] > 0
     assert report["versions"]["transformers"]
@@ -75,7 +75,10 @@ def test_everything_is_written(evaluate, folder, tmp_path):
     assert report["metrics"]["ece"]["noise_floor_95"] > report["metrics"]["ece"]["noise_floor_mean"] > 0
     assert report["metrics"]["nll"]["value"] == pytest.approx(-np.log(examples["label_probability"]).mean())
     for score in ("predictive_entropy", "modulation_uncertainty", "disagreement"):
-        assert report["out_of_distribution"][score] == ood_metrics(examples[score], others[score])
+        figures = report["out_of_distribution"][score]
+        lower, upper = figures.pop("auroc_lower"), figures.pop("auroc_upper")
+        assert figures == ood_metrics(examples[score], others[score])
+        assert 0 <= lower <= figures["auroc"] <= upper <= 1
     long = pandas.read_csv(tmp_path / "out" / "metrics.csv").set_index(["group", "name", "figure"])["value"]
     assert long["ensemble", "ece", "upper"] == report["metrics"]["ece"]["upper"]
     assert long["member_2", "nll", "value"] == report["members"]["nll"][2]
@@ -137,11 +140,37 @@ def test_what_is_cut_off_leaves_the_earlier_evaluation(evaluate, tmp_path, monke
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
-def test_leftovers_of_a_killed_run_are_cleared_away(evaluate, tmp_path):
-    (tmp_path / "out.unfinished").mkdir()
-    (tmp_path / "out.unfinished" / "ood_examples.csv").write_text("half a")
+def test_leftovers_of_a_killed_run_are_not_in_the_way(evaluate, tmp_path):
+    killed = tmp_path / "out" / ".unfinished-abc" / "finished"
+    killed.mkdir(parents=True)
+    (killed / "ood_examples.csv").write_text("half a")
     assert evaluate().exit_code == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == WITHOUT_OOD
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*WITHOUT_OOD, ".unfinished-abc"}
+
+
+def test_an_evaluation_that_cannot_be_moved_to_its_place_leaves_the_earlier_one(evaluate, tmp_path, monkeypatch):
+    assert evaluate().exit_code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    replace, failed = os.replace, []
+
+    def fail_once(source, target):
+        if target == tmp_path / "out" / "metrics.csv" and not failed:
+            failed.append(target)
+            raise OSError("no space left")
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", fail_once)
+    assert "no space left" in message(evaluate("--overwrite", "--n-bins", 3))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_file_is_the_one_that_was_named(evaluate, folder):
+    (folder / "texts1.csv").write_text((folder / "texts.csv").read_text().split("\n", 1)[0] + "\nother,0\n")
+    (folder / "texts[1].csv").write_text((folder / "texts.csv").read_text())
+    result = evaluate(data="texts[1].csv")
+    assert result.exit_code == 0, result.output
+    assert "45 rows of" in re.sub(r"\s+", " ", result.output)
+    assert "a file, which has no split" in message(evaluate("--split", "test", "--overwrite"))
 
 
 def test_stored_temperature_is_used(folder, tmp_path):
@@ -207,7 +236,7 @@ def test_data_that_does_not_fit_is_refused(evaluate, folder, tmp_path):
     assert "unlabelled split" in message(evaluate(data="hidden.csv"))
     texts.remove_columns("label").add_column("label", ["good", "bad", "odd", "bad", "good"]).to_csv(folder / "odd.csv")
     assert "no classes 'odd'" in message(evaluate(data="odd.csv"))
-    assert "Can't find 'adapter_config.json'" in message(evaluate(adapter=folder / "base"))
+    assert "It is a model, not an adapter" in message(evaluate(adapter=folder / "base"))
     (tmp_path / "out").write_text("a file")
     assert "is no folder" in message(evaluate())
 
@@ -221,8 +250,13 @@ def test_info_shows_an_adapter_and_its_figures(folder):
         assert part in result.stdout
     (info,) = json.loads(run("info", folder / "adapter", "--json").stdout)
     report = json.loads((folder / "adapter" / "evaluation" / "metrics.json").read_text())
-    assert info["metrics"] == report
-    assert "Can't find" in message(run("info", folder / "base"))
+    assert info["metrics"] == report["metrics"]
+    assert "It is a model, not an adapter" in message(run("info", folder / "base"))
+    weights = folder / "adapter" / "adapter_config.json"
+    config = json.loads(weights.read_text())
+    weights.write_text(json.dumps({**config, "base_model_name_or_path": "models[/v2]"}))
+    assert "models[/v2]" in run("info", folder / "adapter").stdout
+    weights.write_text(json.dumps(config))
 
 
 def test_a_process_of_its_own(folder):

@@ -313,6 +313,10 @@ def test_report_is_that_of_the_table(saved, by_number_of_processes):
         (["1", "LABEL_0"], None, {0: "LABEL_0", 1: "LABEL_1"}, {"1": 1, "LABEL_0": 0}),
         (["2", "0"], None, None, {"2": 2, "0": 0}),
         ([3, 0], None, None, {3: 3, 0: 0}),
+        # What looks like an index is a name where the classes are called so.
+        ([1, 2], None, {0: "1", 1: "2", 2: "3"}, {1: 0, 2: 1}),
+        ([0, 1], ["0", "1"], {0: "1", 1: "0"}, {0: 1, 1: 0}),
+        ([True, False], None, {0: "true", 1: "false"}, {True: 0, False: 1}),
     ],
 )
 def test_labels_become_classes(labels, label_names, class_names, expected):
@@ -322,8 +326,6 @@ def test_labels_become_classes(labels, label_names, class_names, expected):
 @pytest.mark.parametrize(
     ("labels", "label_names", "class_names", "message"),
     [
-        ([0, -1], None, {0: "a", 1: "b"}, "unlabelled split"),
-        (["a", None], None, {0: "a", 1: "b"}, "unlabelled split"),
         ([0, 1], ["a", "c"], {0: "a", 1: "b"}, r"no classes 'c', .* it has 'a', 'b'"),
         (["a", "c"], None, {0: "a", 1: "b"}, "no classes 'c'"),
         ([0, 2], None, {0: "a", 1: "b"}, "class 2, but the model's 2 classes"),

@@ -253,6 +253,11 @@ def test_report():
         metric = TABLE_METRICS[name]
         metric = partial(metric, n_bins=8) if name in ("ece", "ace") else metric
         expected = bootstrap_interval(table, metric, n_resamples=40, seed=6)._asdict()
+        if name == "accuracy":  # Wilson's, by its formula
+            p, z, n = expected["value"], scipy.stats.norm.ppf(0.975), len(table)
+            half = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+            centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+            expected |= {"lower": pytest.approx(centre - half), "upper": pytest.approx(centre + half)}
         if name in ("ece", "ace"):
             floor = calibration_noise_floor(table, 8, 40, 6, equal_mass=name == "ace")
             expected |= {"noise_floor_mean": floor.mean, "noise_floor_95": floor.percentile_95}
@@ -269,6 +274,12 @@ def test_votes_are_there_for_metrics_that_read_them():
 
     assert bootstrap_interval(table, first_is_right).value == first_is_right(table)
     assert paired_bootstrap(table, table, first_is_right) == (0, 0, 0)
+
+
+def test_accuracy_near_its_bound_has_an_interval():
+    report = calibration_report(ExampleTable.of_probabilities([[0.9, 0.1]] * 5, [0] * 5), n_resamples=10)
+    assert report["accuracy"]["value"] == report["accuracy"]["upper"] == 1
+    assert 0.5 < report["accuracy"]["lower"] < 0.6
 
 
 def test_report_does_not_depend_on_votes():

@@ -41,7 +41,7 @@ BINS = (1, 4, 15, 60)
 
 def width_bin(confidence, n_bins):
     """The bin of one confidence, found by trying."""
-    edges = np.linspace(0, 1, n_bins + 1)
+    edges = [b / n_bins for b in range(n_bins + 1)]
     for b in range(n_bins):
         if edges[b] < confidence <= edges[b + 1]:
             return b

@@ -10,6 +10,7 @@ from torch import nn
 from ..encoding import encode, max_input_length, size_arguments
 from ..labels import IGNORED_LABEL
 from ..members import base_model_of
+from ..metrics.calibration_bins import inner_edges
 from ..metrics.example_table import ExampleTable
 from ..outputs import MEMBER_LOGITS, pooled_log_probabilities
 from .data import EvaluationData
@@ -48,7 +49,7 @@ class ClasswiseGaps:
 
     def __init__(self, num_classes: int, n_bins: int):
         self.sums = np.zeros((num_classes, n_bins), dtype=np.int64)
-        self.inner_edges = np.linspace(0, 1, n_bins + 1)[1:-1]
+        self.inner_edges = inner_edges(n_bins)
 
     def add(self, probabilities: np.ndarray, labels: np.ndarray) -> None:
         """Count rows in.

@@ -35,7 +35,7 @@ def input_columns_of(task: str, given: Sequence[str], available: list[str]) -> l
     if found is None:
         raise ValueError(
             f"No column for the inputs: for {task} that is {' or '.join(map(' and '.join, usual))}, but there are "
-            f"{available}. Name the right one."
+            f"{available}. Name the right one (on the command line --text-column or --image-column)."
         )
     return found
 
@@ -58,8 +58,8 @@ def label_column_of(task: str, given: str | None, available: list[str]) -> str:
     found = next((column for column in usual if column in available), None)
     if found is None:
         raise ValueError(
-            f"No column for the labels: none of {', '.join(usual)} is among {available}. Name the right one; figures "
-            "cannot be made of data without labels."
+            f"No column for the labels: none of {', '.join(usual)} is among {available}. Name the right one (on the "
+            "command line --label-column); figures cannot be made of data without labels."
         )
     return found
 

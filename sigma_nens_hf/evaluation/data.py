@@ -1,13 +1,15 @@
 """Labelled raw inputs to evaluate on: a split is loaded, its columns are found, and its labels made class indices."""
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Image, List, load_dataset
+from datasets import ClassLabel, Dataset, Image, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
+from PIL.Image import DecompressionBombError
 from torch import nn
 
 from ..architectures import task_of_class
@@ -20,32 +22,37 @@ from .labels import classes_of_labels
 # Batches are made of texts of like length, in mixed ones about half of the tokens are padding; but only within windows
 # of this size, so that rows can be put back into order without holding those of the whole split.
 WINDOW = 1_024
+DEFAULT_SPLIT = "validation"
+_UNLABELLED = frozenset({None, -1})
 _FILE_KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
-def load_split(name_or_path: str, config_name: str | None = None, split: str = "validation") -> Dataset:
+def load_split(name_or_path: str, config_name: str | None = None, split: str | None = None) -> Dataset:
     """Load a split.
 
     Args:
         name_or_path: Dataset id on the Hub, a local folder that `load_dataset` understands (one of images as well), or
             a csv, json, jsonl or parquet file.
         config_name: Configuration of the dataset.
-        split: The split; a file is one split and has no other.
+        split: The split, of a file none; None: "validation", of a file all of it.
 
     Raises:
         ValueError: There is no such split, or the file is of another kind.
         OSError: There is no such dataset, or it cannot be read.
     """
     path = Path(name_or_path)
-    kind = None if path.is_dir() else _FILE_KINDS.get(path.suffix)
+    kind = None if path.is_dir() else _FILE_KINDS.get(path.suffix.lower())
     if kind is None and path.is_file():
         raise ValueError(f"{name_or_path} is none of the files that can be read: {', '.join(_FILE_KINDS)}.")
     if kind is not None and not path.is_file():
         raise FileNotFoundError(f"There is no file {name_or_path}.")
+    if kind is not None and split is not None:
+        raise ValueError(f"{name_or_path} is a file, which has no split {split!r}; leave the split out.")
     try:
         if kind is not None:
-            return load_dataset(kind, data_files=name_or_path, split="train")
-        return load_dataset(name_or_path, config_name, split=split)
+            # Escaped: what looks like a pattern is a name here.
+            return load_dataset(kind, data_files=glob.escape(name_or_path), split="train")
+        return load_dataset(name_or_path, config_name, split=split or DEFAULT_SPLIT)
     except DatasetGenerationError as error:
         raise ValueError(f"{name_or_path} cannot be read: {error.__cause__ or error}") from error
 
@@ -107,22 +114,26 @@ class EvaluationData:
             )
         if max_examples is not None and max_examples < 1:
             raise ValueError(f"max_examples must be at least 1, got {max_examples}.")
+        if not isinstance(dataset, Dataset):
+            raise ValueError(f"The data must be a datasets.Dataset, got {type(dataset).__name__}.")
+        dataset = dataset.with_format(None)
+        labels, class_of_label = None, {}
+        if is_labelled:
+            # Of all rows, so that what is wrong with the data does not depend on which of them are taken.
+            labels = dataset.select_columns([label_column_of(task, label_column, dataset.column_names)])
+            class_names = None if task == "multiple-choice" else base_model.config.id2label
+            class_of_label = classes_of_labels(_occurring(labels, task), _label_names(labels), class_names)
         row_numbers = np.arange(len(dataset))
         if max_examples is not None and max_examples < len(dataset):
             row_numbers = np.random.default_rng(seed).choice(row_numbers, max_examples, replace=False)
             row_numbers.sort()
-            dataset = dataset.select(row_numbers)
+            dataset, labels = dataset.select(row_numbers), labels and labels.select(row_numbers)
         if not len(dataset):
             raise ValueError("The data has no example.")
         inputs = dataset.select_columns(input_columns_of(task, input_columns, dataset.column_names))
         if task == "image-classification":
             # Not decoded, so that a picture that cannot be can be named.
             inputs = inputs.cast_column(inputs.column_names[0], Image(decode=False))
-        labels, class_of_label = None, {}
-        if is_labelled:
-            labels = dataset.select_columns([label_column_of(task, label_column, dataset.column_names)])
-            class_names = None if task == "multiple-choice" else base_model.config.id2label
-            class_of_label = classes_of_labels(_occurring(labels, task), _label_names(labels), class_names)
         return cls(task, inputs, labels, class_of_label, row_numbers)
 
     def __len__(self) -> int:
@@ -149,6 +160,8 @@ class EvaluationData:
                     "such a gap."
                 )
         if self.task == "token-classification":
+            if not all(isinstance(words, list) for words in items):
+                raise ValueError(f"The column {self.inputs.column_names[0]} must hold a list of words a row.")
             as_items(self.task, [word for words in items for word in words])
             return items
         return as_items(self.task, items)
@@ -204,10 +217,22 @@ def _occurring(labels: Dataset, task: str) -> set:
             f"The column {name} holds {'one label' if is_of_tokens else 'a list of labels'} a row, but for {task} "
             f"{'every word has a label' if is_of_tokens else 'a row has a single one'}."
         )
-    values = set()
-    for batch in labels.iter(WINDOW):
-        rows = [labels_of_row or () for labels_of_row in batch[name]] if is_of_tokens else [batch[name]]
+    kind = feature.feature if is_of_tokens else feature
+    if not isinstance(kind, ClassLabel | Value):
+        raise ValueError(f"The column {name} holds {kind}, which are no labels.")
+    values, without = set(), []
+    for start, batch in zip(range(0, len(labels), WINDOW), labels.iter(WINDOW), strict=True):
+        rows = (
+            [labels_of_row or () for labels_of_row in batch[name]] if is_of_tokens else [[one] for one in batch[name]]
+        )
         values.update(*rows)
+        without += [start + number for number, row in enumerate(rows) if not _UNLABELLED.isdisjoint(row)]
+    if without:
+        raise ValueError(
+            f"{len(without):,} of {len(labels):,} rows have no label or one of -1, the first is row {without[0]} "
+            f"(counted from 0). {'It is an unlabelled split' if len(without) == len(labels) else 'Leave them out'}"
+            f"{', as many test splits are; evaluate on another one.' if len(without) == len(labels) else '.'}"
+        )
     return values - {IGNORED_LABEL} if is_of_tokens else values
 
 
@@ -216,7 +241,7 @@ def _decoded(image: dict[str, Any] | None, row: int) -> Any:
         raise ValueError(f"Row {row} of the data has no image.")
     try:
         return Image().decode_example(image)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DecompressionBombError) as error:
         raise ValueError(
             f"The image in row {row}, {image['path'] or 'without a path'}, cannot be read: {error}"
         ) from error

@@ -1,10 +1,11 @@
 """The folder that an evaluation is written into: whole, or not at all."""
 
 import json
+import math
 import os
-import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +34,40 @@ def results_folder(output_dir: Path, overwrite: bool, is_main_process: bool) -> 
         is_main_process: Whether this process writes them; others only learn whether they may be written.
 
     Raises:
-        ValueError: There is an evaluation already, or a file where the folder is to be.
+        ValueError: There is an evaluation already, or a file or folder where one of another kind is to be.
+        OSError: The folder cannot be written.
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"{output_dir} is no folder.")
-    if not overwrite and any((output_dir / name).exists() for name in _FILES):
+    present = [output_dir / name for name in _FILES if (output_dir / name).exists()]
+    if present and not overwrite:
         raise ValueError(f"{output_dir} holds an evaluation already. Choose another folder, or pass --overwrite.")
-    place = output_dir.resolve()
-    unfinished = place.with_name(f"{place.name}.unfinished")
+    for path in present:
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, but a file of that name is to be written.")
     if not is_main_process:
-        yield unfinished
+        yield output_dir
         return
+    is_new = not output_dir.exists()
+    output_dir.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        output_dir.mkdir(exist_ok=True)
-        for name in reversed(_FILES):
-            (output_dir / name).unlink(missing_ok=True)
-        for name in _FILES:
-            if (unfinished / name).exists():
-                os.replace(unfinished / name, output_dir / name)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        # Inside, since only within one file system do files move whole.
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output_dir) as workplace:
+            finished, replaced = Path(workplace, "finished"), Path(workplace, "replaced")
+            finished.mkdir()
+            replaced.mkdir()
+            yield finished
+            with ExitStack() as undo:
+                for source, target in ((output_dir, replaced), (finished, output_dir)):
+                    for name in _FILES:
+                        if (source / name).exists():
+                            os.replace(source / name, target / name)
+                            undo.callback(os.replace, target / name, source / name)
+                undo.pop_all()
+    except BaseException:
+        if is_new:
+            output_dir.rmdir()
+        raise
 
 
 def write_report(
@@ -70,11 +82,21 @@ def write_report(
         table: The evaluated rows.
         ood_table: Those from another distribution, None where there are none.
     """
-    (folder / METRICS).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    (folder / METRICS).write_text(json.dumps(_finite(report), indent=2, allow_nan=False), encoding="utf-8")
     long_form(report).to_csv(folder / "metrics.csv", index=False)
-    reliability_diagram(table, report["n_bins"], path=folder / "reliability.png")
+    drawn_alike = {"n_simulations": report["resamples"], "seed": report["seed"]}
+    reliability_diagram(table, report["n_bins"], **drawn_alike, path=folder / "reliability.png")
     risk_coverage_plot(table, path=folder / "risk_coverage.png")
     gates_plot(model, path=folder / "gates.png")
     sharing_histogram(model, path=folder / "sharing.png")
     if ood_table is not None:
         entropy_histogram(table, ood_table, path=folder / "entropy.png")
+
+
+def _finite(value: Any) -> Any:
+    """Put null, which json has, in the place of infinite figures, which it has not."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -21,38 +21,39 @@ def classes_of_labels(
             number.
 
     Raises:
-        ValueError: A label says that there is none, is no class, or the data has a name that the model lacks.
+        ValueError: A label is no class, or the data has a name that the model lacks.
     """
     labels = set(labels)
-    if labels & {None, -1}:
-        raise ValueError(
-            "The data holds labels of -1 or none at all: it is an unlabelled split, as many test splits are. Evaluate "
-            "on another one."
-        )
-    if all(isinstance(label, str) for label in labels):
-        names = {label: label for label in labels}
-    elif label_names is not None and not _are_generic(label_names):
-        names = dict(enumerate(label_names))
-    else:
-        return {label: _index(label, class_names) for label in labels}
-    if class_names is None or _are_generic([class_names[index] for index in range(len(class_names))]):
-        if label_names is None:
-            return {label: _index(_number_in(label), class_names) for label in labels}
+    names = {label: str(label) for label in labels} if label_names is None else dict(enumerate(label_names))
+    model_has_names = class_names is not None and not _are_generic([class_names[i] for i in range(len(class_names))])
+    if model_has_names:
+        # Also of numbers and of the true and false that csv files are read as, where the classes are called so.
+        matched = _matched(names, class_names)
+        if matched is not None:
+            return matched
+        if (label_names is not None and not _are_generic(label_names)) or any(isinstance(n, str) for n in labels):
+            raise ValueError(_what_is_lacking(names, class_names))
+    if label_names is not None:
         return {index: _index(index, class_names) for index in names}
-    return _matched(names, class_names)
+    return {label: _index(_number_in(label), class_names) for label in labels}
 
 
-def _matched(names: dict[Any, str], class_names: dict[int, str]) -> dict[Any, int]:
-    """Match names of labels to names of classes."""
+def _matched(names: dict[Any, str], class_names: dict[int, str]) -> dict[Any, int] | None:
+    """Match names of labels to names of classes; None if a name is that of no class."""
     fold = _folding([*names.values()], [*class_names.values()])
     class_by_name = {fold(name): index for index, name in class_names.items()}
-    lacking = sorted(name for name in names.values() if fold(name) not in class_by_name)
-    if lacking:
-        raise ValueError(
-            f"The model has no classes {_some(lacking)}, which the data's labels are named; it has "
-            f"{_some([*class_names.values()])}. Is this the data that it was trained for?"
-        )
+    if any(fold(name) not in class_by_name for name in names.values()):
+        return None
     return {label: class_by_name[fold(name)] for label, name in names.items()}
+
+
+def _what_is_lacking(names: dict[Any, str], class_names: dict[int, str]) -> str:
+    known = {name.casefold() for name in class_names.values()}
+    lacking = sorted(name for name in names.values() if name.casefold() not in known)
+    return (
+        f"The model has no classes {_some(lacking)}, which the data's labels are named; it has "
+        f"{_some([*class_names.values()])}. Is this the data that it was trained for? If so, rename the labels."
+    )
 
 
 def _folding(*groups: list[str]) -> Callable[[str], str]:
@@ -67,8 +68,10 @@ def _are_generic(names: list[str]) -> bool:
     return any(names == [f"{prefix}{index}" for index in range(len(names))] for prefix in ("LABEL_", ""))
 
 
-def _number_in(name: str) -> Any:
-    """The class index that a string such as "2" or "LABEL_2" names, or the string."""
+def _number_in(name: Any) -> Any:
+    """The class index that a string such as "2" or "LABEL_2" names, or what was given."""
+    if not isinstance(name, str):
+        return name
     digits = name.removeprefix("LABEL_")
     return int(digits) if digits.isdecimal() else name
 

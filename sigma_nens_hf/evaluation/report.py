@@ -7,17 +7,28 @@ from typing import Any
 
 import numpy as np
 import pandas
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
 from ..calibration import temperature_in_use
 from ..members import active_config, base_model_of
-from ..metrics.example_table import ExampleTable
-from ..metrics.out_of_distribution import ood_metrics
-from ..metrics.report import calibration_report
+from ..metrics import (
+    TABLE_METRICS,
+    ExampleTable,
+    bootstrap_statistic,
+    calibration_report,
+    classwise_calibration_error,
+    ood_metrics,
+)
 from .evaluate import DatasetEvaluation
 
 _PACKAGES = ("sigma_nens_hf", "transformers", "peft", "torch", "datasets", "accelerate")
+_ABOUT_INTERVALS = (
+    "Intervals are 95%, basic bootstrap over rows. Those of calibration errors are for the figure without its upward "
+    "bias, so it may lie above them."
+)
+_ABOUT_FLOOR = "a perfectly calibrated model with these confidences stays below it 95 times in 100."
 _UNCERTAINTIES = ("predictive_entropy", "expected_entropy", "modulation_uncertainty", "disagreement")
 # By their names in reports; a higher score means more out-of-distribution.
 _OOD_SCORES: dict[str, Callable[[ExampleTable], np.ndarray]] = {
@@ -52,7 +63,8 @@ def report_of(
     Returns:
         The settings and: `metrics` by name as from `calibration_report`; `members`, a list of M for each figure; the
         means of the `uncertainty`; `out_of_distribution` by score as from `ood_metrics`, None where there is none;
-        numbers of rows, members and classes; the `temperature` in use; base model and versions.
+        numbers of rows, members and classes; the `temperature` in use and the stored one; base model and versions; and
+        what the figures are `about`.
     """
     table, config = evaluation.table, active_config(base_model_of(model))
     metrics = calibration_report(
@@ -62,7 +74,7 @@ def report_of(
         metrics["classwise_calibration_error"] = {"value": evaluation.classwise_calibration_error}
     of_ood = None
     if ood is not None:
-        of_ood = {name: ood_metrics(score(table), score(ood.table)) for name, score in _OOD_SCORES.items()}
+        of_ood = {name: _ood_figures(score(table), score(ood.table), settings) for name, score in _OOD_SCORES.items()}
     return {
         **settings,
         "base_model": settings.get("base_model") or config.base_model_name_or_path,
@@ -73,11 +85,27 @@ def report_of(
         "num_members": config.num_members,
         "num_classes": config.num_labels,
         "temperature": temperature_in_use(model),
+        "stored_temperature": config.calibration_temperature,
         "metrics": metrics,
         "members": {"accuracy": evaluation.member_accuracy.tolist(), "nll": evaluation.member_nll.tolist()},
         "uncertainty": {name: float(getattr(table, name).mean()) for name in _UNCERTAINTIES},
         "out_of_distribution": of_ood,
+        "about": _about(),
         "versions": {"python": platform.python_version(), **{package: version(package) for package in _PACKAGES}},
+    }
+
+
+def _about() -> dict[str, str]:
+    """Say what each figure is: the first lines of the metrics' own documentation."""
+    metrics = TABLE_METRICS | {"classwise_calibration_error": classwise_calibration_error}
+    return {
+        **{name: metric.__doc__.splitlines()[0].removeprefix("Return ") for name, metric in metrics.items()},
+        "better": "All of these are better when lower, but for accuracy.",
+        "lower, upper": _ABOUT_INTERVALS,
+        "noise_floor_95": _ABOUT_FLOOR,
+        "uncertainty": "Means over rows, in nats, of the members as they are: the temperature acts on the pooled "
+        "probabilities alone. disagreement: fraction of pairs of members that predict different classes.",
+        "out_of_distribution": "The out-of-distribution rows are the positive class; a higher score means more so.",
     }
 
 
@@ -113,12 +141,11 @@ def table_of(report: dict[str, Any]) -> Table:
         report: As from `report_of`.
     """
     table = Table(
-        title=f"{report['num_rows']:,} rows of {report['dataset']}, {report['num_members']} members, "
-        f"temperature {report['temperature']:.3g}",
-        caption="Intervals: 95 %, bootstrap over rows. Floor: what 95 % of perfectly calibrated models of these "
-        "confidences would stay below.",
+        title=f"{report['num_rows']:,} rows of {escape(report['dataset'])}, {report['num_members']} members, "
+        f"temperature {report['temperature']:.3g}{_unused_temperature(report)}",
+        caption=f"{_ABOUT_INTERVALS} 95% floor: {_ABOUT_FLOOR}",
     )
-    for name in ("", "value", "interval", "floor"):
+    for name in ("", "value", "95% interval", "95% floor"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for name, figures in report["metrics"].items():
         has_interval = "lower" in figures
@@ -129,11 +156,32 @@ def table_of(report: dict[str, Any]) -> Table:
             f"{figures['noise_floor_95']:.4f}" if "noise_floor_95" in figures else "",
         )
     for name, values in report["members"].items():
-        table.add_row(f"members' {_TITLES[name]}", f"{np.mean(values):.4f}", f"{min(values):.4f} to {max(values):.4f}")
+        table.add_row(f"members' {_TITLES[name]}, mean", f"{np.mean(values):.4f}")
+        table.add_row("  lowest and highest", f"{min(values):.4f}, {max(values):.4f}")
     for name, value in report["uncertainty"].items():
         table.add_row(f"mean {name.replace('_', ' ')}", f"{value:.4f}")
     if report["num_words_cut_off"]:
         table.add_row("words cut off, without a row", f"{report['num_words_cut_off']:,}")
     for score, figures in (report["out_of_distribution"] or {}).items():
-        table.add_row(f"OOD AUROC by {score.replace('_', ' ')}", f"{figures['auroc']:.4f}")
+        interval = f"{figures['auroc_lower']:.4f} to {figures['auroc_upper']:.4f}"
+        table.add_row(f"OOD AUROC by {score.replace('_', ' ')}", f"{figures['auroc']:.4f}", interval)
     return table
+
+
+def _unused_temperature(report: dict[str, Any]) -> str:
+    stored = report["stored_temperature"]
+    is_unused = stored is not None and report["temperature"] != stored
+    return f" (the adapter stores {stored:.3g}, used with --calibrated)" if is_unused else ""
+
+
+def _ood_figures(id_scores: np.ndarray, ood_scores: np.ndarray, settings: dict[str, Any]) -> dict[str, float]:
+    """Return `ood_metrics`, and the interval of the AUROC with the examples of both sets drawn again."""
+    interval = bootstrap_statistic(
+        lambda *scores: ood_metrics(*scores)["auroc"],
+        id_scores,
+        ood_scores,
+        n_resamples=settings["resamples"],
+        seed=settings["seed"],
+    )
+    lower, upper = np.clip(interval[1:], 0, 1).tolist()
+    return {**ood_metrics(id_scores, ood_scores), "auroc_lower": lower, "auroc_upper": upper}

@@ -33,10 +33,18 @@ def equal_width_cuts(confidence: np.ndarray, n_bins: int) -> Cuts:
         ValueError: `n_bins` is no whole number above 0.
     """
     _check_bins(n_bins)
-    # The inner edges alone decide, so no rounding can push a confidence out of the first or last bin.
-    inner = np.searchsorted(confidence, np.linspace(0, 1, n_bins + 1)[1:-1], side="right")
+    inner = np.searchsorted(confidence, inner_edges(n_bins), side="right")
     positions = np.concatenate([[0], inner, [len(confidence)]])
     return Cuts(positions, positions, np.zeros(n_bins + 1))
+
+
+def inner_edges(n_bins: int) -> np.ndarray:
+    """Return b / n_bins for b = 1 to n_bins - 1: they alone decide, so that confidences of 0 and 1 have a bin.
+
+    Args:
+        n_bins: Number of bins.
+    """
+    return np.arange(1, n_bins) / n_bins  # which linspace does not come to, to the last bit
 
 
 def equal_mass_cuts(confidence: np.ndarray, n_bins: int) -> Cuts:

@@ -9,6 +9,7 @@ ArrayLike = np.ndarray | torch.Tensor | Sequence
 
 # How far the probabilities of one example may be from a sum of 1: what fp16 logits leave after a softmax.
 _SUM_TOLERANCE = 1e-3
+_ROUNDING = 1e-9
 
 
 def as_array(values: ArrayLike) -> np.ndarray:
@@ -36,11 +37,15 @@ def checked_probabilities(probabilities: ArrayLike, num_dims: int = 2) -> np.nda
         raise ValueError(f"Expected probabilities {expected} with N > 0, got shape {probabilities.shape}.")
     if not np.isfinite(probabilities).all():
         raise ValueError("The probabilities hold NaN or infinity.")
-    if probabilities.min() < 0 or np.abs(probabilities.sum(-1) - 1).max() > _SUM_TOLERANCE:
+    sums = probabilities.sum(-1, keepdims=True)
+    off_by = np.abs(sums - 1)
+    if probabilities.min() < 0 or off_by.max() > _SUM_TOLERANCE:
         raise ValueError(
-            "These are no probabilities: they must be between 0 and 1 and sum to 1 over classes. Are they logits?"
+            "These are no probabilities: they must be between 0 and 1 and sum to 1 over classes (some sums are off by "
+            f"{off_by.max():.2g}). Are they logits, or a softmax in 16 bits?"
         )
-    return probabilities
+    # What 16 bits left is spread over the classes: a probability above 1 would have a negative NLL.
+    return np.where(off_by > _ROUNDING, probabilities / sums, probabilities)
 
 
 def checked_confidences(confidences: ArrayLike) -> np.ndarray:

@@ -90,7 +90,10 @@ class ExampleTable:
             raise ValueError(f"The temperature must be finite and positive, got {temperature}.")
         logits = torch.as_tensor(as_array(member_logits)).double()
         if logits.dim() != 3 or not logits.numel():
-            raise ValueError(f"Expected member logits (N, M, C) with N > 0, got shape {tuple(logits.shape)}.")
+            raise ValueError(
+                f"Expected member logits (N, M, C) with N > 0, got shape {tuple(logits.shape)}. Those of a single "
+                "model are logits[:, None]."
+            )
         if not torch.isfinite(logits).all():
             raise ValueError("The member logits hold NaN or infinity.")
         probabilities = (pooled_log_probabilities(logits) / temperature).softmax(-1).numpy()

@@ -89,6 +89,8 @@ def pairwise_disagreement(member_votes: ArrayLike) -> float:
     votes = torch.as_tensor(member_votes)
     if votes.dim() != 2 or not votes.numel():
         raise ValueError(f"member_votes must be (N, M) and not empty, got shape {tuple(votes.shape)}.")
+    if not torch.isfinite(votes).all():
+        raise ValueError("member_votes hold NaN or infinity, which are no classes.")
     return member_disagreement(votes).mean().item()
 
 

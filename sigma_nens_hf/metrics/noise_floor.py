@@ -17,7 +17,7 @@ class NoiseFloor(NamedTuple):
 
     Attributes:
         mean: Its mean.
-        percentile_95: What it exceeds once in 20 times.
+        percentile_95: What it exceeds at most once in 20 times.
     """
 
     mean: float

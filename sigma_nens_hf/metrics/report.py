@@ -21,8 +21,8 @@ def calibration_report(
 
     Returns:
         By metric: `value`, `lower` and `upper` as in `bootstrap_interval`, all infinite for the "nll" if a label was
-        given probability 0; and for "ece" and "ace" `noise_floor_mean` and `noise_floor_95` as in
-        `calibration_noise_floor`.
+        given probability 0, and for the "accuracy" Wilson's interval, which is right near 0 and 1 too; and for "ece"
+        and "ace" `noise_floor_mean` and `noise_floor_95` as in `calibration_noise_floor`.
 
     Raises:
         ValueError: The table has no labels, or a number is below 1.
@@ -33,7 +33,16 @@ def calibration_report(
     }
     intervals = bootstrap_intervals(table, list(metrics.values()), n_resamples=n_resamples, seed=seed)
     report = {name: interval._asdict() for name, interval in zip(metrics, intervals, strict=True)}
+    report["accuracy"] |= _wilson_interval(table)
     for name, equal_mass in with_bins.items():
         floor = calibration_noise_floor(table, n_bins, n_resamples, seed, equal_mass=equal_mass)
         report[name] |= {"noise_floor_mean": floor.mean, "noise_floor_95": floor.percentile_95}
     return report
+
+
+def _wilson_interval(table: ExampleTable) -> dict[str, float]:
+    """Return the interval of a proportion by E. B. Wilson, "Probable inference", 1927."""
+    from scipy.stats import binomtest  # as in `bootstrap_ends`
+
+    interval = binomtest(int(table.correct.sum()), len(table)).proportion_ci(0.95, method="wilson")
+    return {"lower": float(interval.low), "upper": float(interval.high)}

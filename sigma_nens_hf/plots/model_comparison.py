@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 
 from ..metrics.calibration_bins import equal_width_cuts
 from ..metrics.example_table import ExampleTable
-from ..metrics.noise_floor import calibration_noise_floor
+from ..metrics.noise_floor import NoiseFloor, calibration_noise_floor
 from ..metrics.table_metrics import area_under_risk_coverage, expected_calibration_error, risk_coverage_curve
 from .saving import save_figure
 from .style import GREY, SERIES_STYLES, house_style
@@ -20,7 +20,12 @@ from .tables import labelled_tables, long_format
 
 @house_style()
 def reliability_diagram(
-    table: ExampleTable | Mapping[str, ExampleTable], n_bins: int = 15, path: str | os.PathLike | None = None
+    table: ExampleTable | Mapping[str, ExampleTable],
+    n_bins: int = 15,
+    path: str | os.PathLike | None = None,
+    *,
+    n_simulations: int = 1000,
+    seed: int = 0,
 ) -> Figure:
     """Show accuracy against confidence, bin by bin with 95 % intervals, and how many examples the bins hold.
 
@@ -35,6 +40,8 @@ def reliability_diagram(
         table: A labelled table; or up to 6 by the names of their models, to compare.
         n_bins: Number of bins.
         path: Where to save the figure, as .png, .pdf or .svg, with its numbers as .csv beside it; None: nowhere.
+        n_simulations: Number of simulations of the noise floor.
+        seed: Seed of these.
 
     Returns:
         The figure. Its numbers are, for every `model` and bin: the edges `bin_from` and `bin_to`, the number of
@@ -46,9 +53,12 @@ def reliability_diagram(
         ValueError: There is no table, or more than 6; one has no examples or no labels; a name begins with "_";
             `n_bins` is below 1; or `path` has another suffix.
     """
-    bins = {name: _reliability_bins(of_model, n_bins) for name, of_model in labelled_tables(table).items()}
+    bins = {
+        name: _reliability_bins(of_model, n_bins, calibration_noise_floor(of_model, n_bins, n_simulations, seed))
+        for name, of_model in labelled_tables(table).items()
+    }
     first = min(of_model.index[0] for of_model in bins.values())
-    edges = np.linspace(0, 1, n_bins + 1)[first:]
+    edges = (np.arange(n_bins + 1) / n_bins)[first:]
 
     figure = Figure(figsize=(5.5, 5.2))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -145,7 +155,7 @@ def risk_coverage_plot(
     return figure
 
 
-def _reliability_bins(table: ExampleTable, n_bins: int) -> pandas.DataFrame:
+def _reliability_bins(table: ExampleTable, n_bins: int, floor: NoiseFloor) -> pandas.DataFrame:
     """Return the numbers of `reliability_diagram` for one model, by bin."""
     order = np.argsort(table.probability, kind="stable")
     cuts = equal_width_cuts(table.probability[order], n_bins).below
@@ -156,8 +166,7 @@ def _reliability_bins(table: ExampleTable, n_bins: int) -> pandas.DataFrame:
         binomtest(k, n).proportion_ci(confidence_level=0.95, method="wilson")
         for k, n in zip(right.tolist(), examples.tolist(), strict=True)
     ]
-    edges = np.linspace(0, 1, n_bins + 1)
-    floor = calibration_noise_floor(table, n_bins)
+    edges = np.arange(n_bins + 1) / n_bins
     bins = pandas.DataFrame(
         {
             "bin_from": edges[filled],
