@@ -46,7 +46,8 @@ METHODS = (
     Method("LoRA members", "lora"),
     Method(OURS, "sigma"),
 )
-CALIBRATION, REPORTED = "calibration", "report"
+CALIBRATION = "calibration"
+_SPLIT_TITLES = {"report": "held-out sentences"}
 _TITLES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "ace": "ACE", "brier": "Brier", "aurc": "AURC"}
 
 
@@ -56,7 +57,7 @@ class Answers:
 
     Attributes:
         name: The method's name.
-        tables: By split and seed, the predictions as they came.
+        tables: By title of the split and by seed, the predictions as they came.
         scaled: The same after temperature scaling, fitted on the calibration split of the seed.
         temperatures: The temperature by seed.
         trained_parameters: Number of trained parameters.
@@ -107,7 +108,7 @@ def read_answers(
         for split in splits - {CALIBRATION}:
             for kept, temperature in ((tables, 1.0), (scaled, temperatures[seed])):
                 table = ExampleTable.of_members(logits[split], labels[split], temperature=temperature)
-                kept.setdefault(split, {})[seed] = table
+                kept.setdefault(_SPLIT_TITLES.get(split, split), {})[seed] = table
     if not tables:
         return None
     return Answers(
@@ -141,7 +142,7 @@ def report_of(
     answers = [one for one in found if one is not None]
     if not answers:
         raise ValueError(f"{folder} holds no method with all its models for any of the seeds {list(seeds)}.")
-    splits = sorted(answers[0].tables, key=lambda split: split != REPORTED)
+    splits = sorted(answers[0].tables, key=lambda split: (split not in _SPLIT_TITLES.values(), split))
     parts = []
     for split in splits:
         num_examples = len(next(iter(answers[0].tables[split].values())))
@@ -164,7 +165,8 @@ def _figures(answers: Sequence[Answers], split: str) -> list[dict[str, str]]:
             row = {"method": name, "seeds": str(len(tables))}
             row |= {_TITLES[metric]: _mean([TABLE_METRICS[metric](t) for t in tables]) for metric in _TITLES}
             row["ECE's noise floor"] = f"{np.mean([calibration_noise_floor(table).mean for table in tables]):.3f}"
-            row["members disagree"] = _mean([table.disagreement.mean() for table in tables])
+            disagreement = _mean([table.disagreement.mean() for table in tables])
+            row["members disagree"] = disagreement if tables[0].member_votes.shape[1] > 1 else "-"
             rows.append(row)
     return rows
 

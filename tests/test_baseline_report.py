@@ -54,7 +54,7 @@ def with_interval(values):
 
 def test_figures_are_means_over_seeds_with_intervals(folder):
     report = report_of(folder, SEEDS, 2, COSTS, resamples=50)
-    assert f"**report**, {NUM_EXAMPLES} examples" in report
+    assert f"**held-out sentences**, {NUM_EXAMPLES} examples" in report
     by_name = {
         "sigma-N-Ens": lambda seed: [f"sigma-seed{seed}-0"],
         "deep ensemble, tuned norms": lambda seed: [f"norms-seed{seed}-0", f"norms-seed{seed}-1"],
@@ -80,7 +80,7 @@ def test_temperature_scaling_is_fitted_on_the_calibration_split_of_each_seed(fol
         probabilities, labels = pooled(folder, [f"sigma-seed{seed}-0"], "report")
         scaled = probabilities ** (1 / temperature)
         scaled = (scaled / scaled.sum(1, keepdim=True)).numpy()
-        found = answers.scaled["report"][seed]
+        found = answers.scaled["held-out sentences"][seed]
         np.testing.assert_allclose(found.label_probability, scaled[range(NUM_EXAMPLES), labels], rtol=1e-5)
 
 

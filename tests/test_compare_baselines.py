@@ -66,7 +66,7 @@ def test_every_method_is_trained_reported_and_resumed(command_line, tmp_path, ca
     np.testing.assert_array_equal(again["report/logits"], np.load(tmp_path / "before.npz")["report/logits"])
     report = (tmp_path / "out" / "report.md").read_text()
     assert report in printed
-    assert "**report**, 21 examples" in report
+    assert "**held-out sentences**, 21 examples" in report
     assert "**tweets**, 7 examples" in report
     assert "| deep ensemble, full fine-tunes | 1 |" in report
     assert "| sigma-N-Ens | 2 |" in report
