@@ -17,7 +17,7 @@ from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS, ensemble_logits
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
-from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, members_first
+from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, members_first, temporarily
 from .training_args import SigmaNEnsTrainingArguments
 from .uncertainty import member_disagreement
 
@@ -110,21 +110,19 @@ class SigmaNEnsTrainer(Trainer):
         config = active_config(base_model_of(self.model))
         is_calibrated = config.is_calibrated
         config.use_calibration(False)
-        # Settings under which predictions would not be the logits of all examples.
-        given = self.preprocess_logits_for_metrics, self.args.prediction_loss_only, self.args.eval_do_concat_batches
-        self.preprocess_logits_for_metrics = None
-        self.args.prediction_loss_only, self.args.eval_do_concat_batches = False, True
         try:
-            prediction = self.predict(calibration_dataset, metric_key_prefix="calibration")
+            # Under other settings predictions would not be the logits of all examples.
+            with (
+                temporarily(self, preprocess_logits_for_metrics=None),
+                temporarily(self.args, prediction_loss_only=False, eval_do_concat_batches=True),
+            ):
+                prediction = self.predict(calibration_dataset, metric_key_prefix="calibration")
         finally:
             config.use_calibration(is_calibrated)
-            self.preprocess_logits_for_metrics = given[0]
-            self.args.prediction_loss_only, self.args.eval_do_concat_batches = given[1:]
-        predictions, labels = prediction.predictions, prediction.label_ids
-        if labels is None:
+        if prediction.label_ids is None:
             raise ValueError("The calibration examples have no labels.")
+        predictions, labels = prediction.predictions, torch.as_tensor(prediction.label_ids)
         logits = torch.as_tensor(predictions[0] if isinstance(predictions, tuple) else predictions)
-        labels = torch.as_tensor(labels)
         if config.num_labels is None:  # choices: what examples have fewer of has been padded, and is no choice
             logits = logits.masked_fill(logits == IGNORED_LABEL, _NO_CHOICE)
         if self.args.return_member_logits:

@@ -1,6 +1,7 @@
 """What the trainer adds to every evaluation: the ensemble's own metrics, and a look at the labels first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,22 @@ def members_first(predictions: Any) -> Any:
     if isinstance(predictions, list):
         return [members_first(batch) for batch in predictions]
     return predictions.swapaxes(1, 2) if isinstance(predictions, np.ndarray) else predictions
+
+
+@contextmanager
+def temporarily(target: Any, **values: Any) -> Iterator[None]:
+    """Give an object's attributes other values for a while.
+
+    Args:
+        target: The object.
+        **values: The values by name.
+    """
+    before = {name: getattr(target, name) for name in values}
+    vars(target).update(values)
+    try:
+        yield
+    finally:
+        vars(target).update(before)
 
 
 class LabelCheckingCollator:

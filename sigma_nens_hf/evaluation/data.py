@@ -228,10 +228,12 @@ def _occurring(labels: Dataset, task: str) -> set:
         values.update(*rows)
         without += [start + number for number, row in enumerate(rows) if not _UNLABELLED.isdisjoint(row)]
     if without:
+        advice = "Leave them out."
+        if len(without) == len(labels):
+            advice = "It is an unlabelled split, as many test splits are; evaluate on another one."
         raise ValueError(
             f"{len(without):,} of {len(labels):,} rows have no label or one of -1, the first is row {without[0]} "
-            f"(counted from 0). {'It is an unlabelled split' if len(without) == len(labels) else 'Leave them out'}"
-            f"{', as many test splits are; evaluate on another one.' if len(without) == len(labels) else '.'}"
+            f"(counted from 0). {advice}"
         )
     return values - {IGNORED_LABEL} if is_of_tokens else values
 
