@@ -146,7 +146,7 @@ def table_of(report: dict[str, Any]) -> Table:
         caption=f"{_ABOUT_INTERVALS} 95% floor: {_ABOUT_FLOOR}",
     )
     for name in ("", "value", "95% interval", "95% floor"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name))  # figures are never cut off
     for name, figures in report["metrics"].items():
         has_interval = "lower" in figures
         table.add_row(
@@ -157,7 +157,7 @@ def table_of(report: dict[str, Any]) -> Table:
         )
     for name, values in report["members"].items():
         table.add_row(f"members' {_TITLES[name]}, mean", f"{np.mean(values):.4f}")
-        table.add_row("  lowest and highest", f"{min(values):.4f}, {max(values):.4f}")
+        table.add_row("  lowest and highest", f"{min(values):.3f}, {max(values):.3f}")
     for name, value in report["uncertainty"].items():
         table.add_row(f"mean {name.replace('_', ' ')}", f"{value:.4f}")
     if report["num_words_cut_off"]:
