@@ -23,6 +23,7 @@ _ROWS = {
     "aurc": "area risk-coverage",
 }
 _SCALED = ("nll", "ece")
+RESAMPLES = 1_000  # draws for intervals and noise floors
 
 
 @dataclass
@@ -78,10 +79,11 @@ def evaluate_report(
         logits, labels = prediction.predictions, prediction.label_ids
         tables.append(ExampleTable.of_members(logits, labels))
         scaled_tables.append(ExampleTable.of_members(logits, labels, temperature=fit.temperature))
-    table, scaled = ExampleTable.concatenate(tables), calibration_report(ExampleTable.concatenate(scaled_tables))
+    table = ExampleTable.concatenate(tables)
+    scaled = calibration_report(ExampleTable.concatenate(scaled_tables), n_resamples=RESAMPLES)
     fields = {
         "num_members": table.member_votes.shape[1],
-        "metrics": calibration_report(table),
+        "metrics": calibration_report(table, n_resamples=RESAMPLES),
         "scaled_metrics": {name: scaled[name] for name in _SCALED},
         "temperature": fit.temperature,
         "calibration_nll": fit.nll_before,
@@ -113,7 +115,7 @@ def table_of(reports: list[StageReport], examples: list[ExampleTable], seed: int
     for metric, title in _ROWS.items():
         cells = [_with_interval(**report.metrics[metric]) for report in reports]
         if has_difference:
-            difference = paired_bootstrap(examples[1], examples[0], metric)
+            difference = paired_bootstrap(examples[1], examples[0], metric, n_resamples=RESAMPLES)
             cells.append(_with_interval(*difference, sign="+"))
         table.add_row(title, *cells)
         if metric == "ece":

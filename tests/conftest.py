@@ -24,6 +24,13 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch):
+    # Of the scripts' reports, whose intervals are tested elsewhere.
+    if "stage_report" in sys.modules:
+        monkeypatch.setattr("stage_report.RESAMPLES", 20)
+
+
 @pytest.fixture(scope="session")
 def run_python():
     """Run code in a fresh process with this one's number of threads; its standard output is returned."""
