@@ -5,6 +5,7 @@ by the same hooks as for sigma norms, and have heads of their own in the same wa
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -15,7 +16,7 @@ from sigma_nens_hf import SigmaNormLayer
 from sigma_nens_hf.forward_pass import current_members, split_rows
 
 
-class MemberLinear(nn.Module):
+class MemberLinear(nn.Module, ABC):
     """A linear layer that every member computes in its own way.
 
     Args:
@@ -32,9 +33,9 @@ class MemberLinear(nn.Module):
         rows = split_rows(hidden_states, len(members))
         return torch.cat([self.of_member(rows[i], member) for i, member in enumerate(members)])
 
+    @abstractmethod
     def of_member(self, hidden_states: torch.Tensor, member: int) -> torch.Tensor:
         """Compute (B, ..., out) for one member."""
-        raise NotImplementedError
 
 
 class RankOneLinear(MemberLinear):

@@ -5,7 +5,6 @@ import warnings
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import brentq
 from torch import nn
 
 from .labels import SINGLE_LABEL
@@ -89,6 +88,9 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> TemperatureFit:
     else:
         if (y == y[0]).all():
             _warn("all of its labels are the same", "it may not hold for other classes")
+        # Here, since it would add to the import of the package.
+        from scipy.optimize import brentq
+
         temperature = math.exp(brentq(slope, low, high, xtol=1e-10))
     before, after = nll(1.0), nll(temperature)
     if after > before:  # by rounding, where the optimum is 1

@@ -21,6 +21,7 @@ from ..metrics import (
     classwise_calibration_error,
     ood_metrics,
 )
+from ..metrics.out_of_distribution import area_under_roc
 from .evaluate import DatasetEvaluation
 
 _PACKAGES = ("sigma_nens_hf", "transformers", "peft", "torch", "datasets", "accelerate")
@@ -177,7 +178,7 @@ def _unused_temperature(report: dict[str, Any]) -> str:
 def _ood_figures(id_scores: np.ndarray, ood_scores: np.ndarray, settings: dict[str, Any]) -> dict[str, float]:
     """Return `ood_metrics`, and the interval of the AUROC with the examples of both sets drawn again."""
     interval = bootstrap_statistic(
-        lambda *scores: ood_metrics(*scores)["auroc"],
+        area_under_roc,
         id_scores,
         ood_scores,
         n_resamples=settings["resamples"],
