@@ -15,7 +15,7 @@ from safetensors import safe_open
 from .adapter_files import adapter_weights_file, file_of_adapter, read_adapter_config
 from .adapter_weights import check_finite
 from .architectures import ARCHITECTURES, task_of_class
-from .config import SigmaNormConfig
+from .config import FROZEN, SigmaNormConfig
 from .regularizer import owners_of_features
 
 _SCALER = ".sigma_norm_scaler"
@@ -50,7 +50,7 @@ class AdapterInfo:
         base_model_class: Its class in transformers.
         task: Its task as in `transformers.pipeline`.
         num_members: Number of members M.
-        num_adapted_norms: Number of norms that carry members.
+        num_adapted_norms: Number of norms that it changes.
         labels: Names of the classes, by index; None for choices.
         parts: Sizes of the parts of the file.
         sharing: Realised sharing as in `realized_sharing`, the mean over all features.
@@ -141,7 +141,7 @@ def _read_weights(path: str, config: SigmaNormConfig) -> tuple[dict[str, PartSiz
         ValueError: The file is not that of the config, or holds numbers that are not finite.
     """
     sizes = {part: [0, 0] for part in (*_PARTS.values(), _SHARED_MODULES)}
-    owners = {}
+    owners, num_norms = {}, 0
     with safe_open(path, "pt") as file:
         for key in sorted(file.keys(), key=_by_number):
             tensor = file.get_tensor(key)
@@ -151,15 +151,18 @@ def _read_weights(path: str, config: SigmaNormConfig) -> tuple[dict[str, PartSiz
             size[1] += tensor.nbytes
             if key.endswith(_SCALER):
                 gates = tensor.float().sigmoid()
+                num_norms += 1
+                if len(gates) == 1 < config.num_members and config.prefix != FROZEN:
+                    continue  # a copy that members share
                 norm = key.removesuffix(_SCALER).removeprefix("base_model.model.")
                 owners[norm] = owners_of_features(gates).float()
                 if len(gates) != config.num_members:
                     raise ValueError(
                         f"{path} is of {len(gates)} members, but its adapter_config.json says {config.num_members}."
                     )
-    if not owners or len(owners) != config.num_adapted_norms:
+    if not owners or num_norms != config.num_adapted_norms:
         raise ValueError(
-            f"{path} has members for {len(owners)} norms, but its adapter_config.json says {config.num_adapted_norms}."
+            f"{path} has gates for {num_norms} norms, but its adapter_config.json says {config.num_adapted_norms}."
         )
     return {part: PartSize(*size) for part, size in sizes.items()}, owners
 

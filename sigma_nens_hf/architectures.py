@@ -21,6 +21,8 @@ class Architecture:
         without_members: Norms of the backbone that cannot carry members, by the end of their name, with the reason.
         within_blocks: Modules outside the lists of blocks that run as part of one, with its number.
         pools_last_token: Whether the prediction is that for the last token before the padding, which must be known.
+        branches_late: Whether rows can be repeated at a block. Not where a block is used again and again, nor where
+            the head looks at the inputs once more, whose rows would be the examples'.
     """
 
     outputs: tuple[str, ...] = ("classifier",)
@@ -29,6 +31,7 @@ class Architecture:
     without_members: Mapping[str, str] = field(default_factory=dict)
     within_blocks: Mapping[str, int] = field(default_factory=dict)
     pools_last_token: bool = False
+    branches_late: bool = True
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -37,8 +40,9 @@ class Architecture:
 
 
 _CLASSIFIER = Architecture()
-_SCORE = Architecture(("score",))
-_SCORE_OF_LAST_TOKEN = Architecture(("score",), pools_last_token=True)
+_CLASSIFIER_WITHOUT_BRANCH = Architecture(branches_late=False)
+_SCORE = Architecture(("score",), branches_late=False)
+_SCORE_OF_LAST_TOKEN = Architecture(("score",), pools_last_token=True, branches_late=False)
 _DENSE_AND_PROJECTION = Architecture(("classifier.out_proj",), ("classifier.dense",))
 _MODERN_BERT = Architecture(before=("head.dense",))
 _POSITION_NORM = {"encoder.LayerNorm": "it acts on the table of relative positions, whose rows are no examples"}
@@ -47,9 +51,9 @@ _DEBERTA_V2 = Architecture(before=("pooler.dense",), without_members=_POSITION_N
 
 # An architecture is supported if it stands here: its head is known and the tests cover it.
 ARCHITECTURES = {
-    "AlbertForMultipleChoice": _CLASSIFIER,
-    "AlbertForSequenceClassification": _CLASSIFIER,
-    "AlbertForTokenClassification": _CLASSIFIER,
+    "AlbertForMultipleChoice": _CLASSIFIER_WITHOUT_BRANCH,
+    "AlbertForSequenceClassification": _CLASSIFIER_WITHOUT_BRANCH,
+    "AlbertForTokenClassification": _CLASSIFIER_WITHOUT_BRANCH,
     "BeitForImageClassification": _CLASSIFIER,
     "BertForMultipleChoice": _CLASSIFIER,
     "BertForSequenceClassification": _CLASSIFIER,
@@ -80,10 +84,10 @@ ARCHITECTURES = {
     "ElectraForSequenceClassification": _DENSE_AND_PROJECTION,
     "ElectraForTokenClassification": _CLASSIFIER,
     "GPT2ForSequenceClassification": _SCORE_OF_LAST_TOKEN,
-    "GPT2ForTokenClassification": _CLASSIFIER,
+    "GPT2ForTokenClassification": _CLASSIFIER_WITHOUT_BRANCH,
     "LlamaForSequenceClassification": _SCORE_OF_LAST_TOKEN,
     "LlamaForTokenClassification": _SCORE,
-    "ModernBertForMultipleChoice": _MODERN_BERT,
+    "ModernBertForMultipleChoice": Architecture(before=("head.dense",), branches_late=False),
     "ModernBertForSequenceClassification": _MODERN_BERT,
     "ModernBertForTokenClassification": _MODERN_BERT,
     "MPNetForMultipleChoice": _CLASSIFIER,
@@ -139,6 +143,16 @@ def backbone_name(model: PreTrainedModel) -> str:
         model: The base model, of a supported class.
     """
     return ARCHITECTURES[type(model).__name__].backbone or model.base_model_prefix
+
+
+def can_branch_late(model: PreTrainedModel) -> bool:
+    """Whether the rows of a model can be repeated at one of its blocks instead of at its inputs.
+
+    Args:
+        model: The base model, of a supported class.
+    """
+    pools_by_mask = getattr(model.config, "classifier_pooling", "cls") == "mean"  # a mask of the examples' rows
+    return ARCHITECTURES[type(model).__name__].branches_late and not pools_by_mask
 
 
 def class_named(name: str) -> type[PreTrainedModel]:

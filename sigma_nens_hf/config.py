@@ -12,6 +12,8 @@ from .registration import extend_peft_type
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 HEAD_INITIALISATIONS = ("auto", "fresh", "copy")
 WHOLE_HEAD = "all"
+FROZEN, SHARED, STAGED = "frozen", "shared", "staged"
+PREFIXES = (FROZEN, SHARED, STAGED)
 
 # peft appends these two names to `modules_to_save` whenever `task_type` is "SEQ_CLS" or "TOKEN_CLS", which would
 # wrap the head over the member heads. They carry no wish of the user: the head is always trained here.
@@ -39,7 +41,11 @@ class SigmaNormConfig(PeftConfig):
             None stands for all norms of the backbone, found by their class.
         exclude_modules: Norms that do not, in the same forms.
         branch_layer: Blocks are counted in forward order, from 0; blocks from this one on and every norm after
-            them carry members, norms before it stay as they are. None: all of them.
+            them carry members. What runs before it, the prefix, is computed once an example and not once a member,
+            but for decoders, ALBERT and ModernBERT with a mean as its pooling. None: all norms carry members.
+        prefix: What becomes of the norms before `branch_layer`: "frozen" leaves them as they are; "shared" trains one
+            copy for all members; "staged" lets `SigmaNEnsTrainer` first train that copy, as part of a single model,
+            and then freeze it while the members train.
         init_scaler: Start value g0 of every scaler. The reconstruction scale is s = w / sigmoid(g0).
         init_scaler_std: Standard deviation of the normal noise added to g0, separately for every member. With 0
             and copied heads all members equal the base model and, the regulariser's gradient being exactly 0
@@ -62,7 +68,10 @@ class SigmaNormConfig(PeftConfig):
         pad_token_id: Padding token of a base model that predicts from the last token before it; filled on injection.
         base_model_type: `model_type` of the base model; filled on injection.
         base_model_class: Class of the base model; filled on injection.
-        num_adapted_norms: Number of norms that carry members; filled on injection and checked on loading.
+        num_adapted_norms: Number of norms that the adapter changes, members' and shared ones; filled on injection and
+            checked on loading.
+        prefix_is_tuned: Whether the first stage of a staged prefix is over, so that it is frozen; filled by the
+            trainer.
         calibration_temperature: Softmax temperature of the pooled prediction, fitted on held-out data by
             `SigmaNEnsTrainer.calibrate`; None where none was. It is stored, and used only when asked for.
         training_recipe: How the adapter was trained (tau, lambda, data, seed); filled by the trainer.
@@ -80,6 +89,9 @@ class SigmaNormConfig(PeftConfig):
     exclude_modules: list[str] | str | None = field(default=None, metadata={"help": "Norms that do not carry members."})
     branch_layer: int | None = field(
         default=None, metadata={"help": "First block whose norms carry members; None: all norms do."}
+    )
+    prefix: str = field(
+        default=FROZEN, metadata={"help": "The norms before branch_layer: 'frozen', 'shared' or 'staged'."}
     )
     init_scaler: float = field(default=0.0, metadata={"help": "Start value g0 of every scaler."})
     init_scaler_std: float = field(default=0.1, metadata={"help": "Standard deviation of the start noise."})
@@ -99,6 +111,7 @@ class SigmaNormConfig(PeftConfig):
     base_model_type: str | None = field(default=None, metadata={"help": "Filled on injection."})
     base_model_class: str | None = field(default=None, metadata={"help": "Filled on injection."})
     num_adapted_norms: int | None = field(default=None, metadata={"help": "Filled on injection."})
+    prefix_is_tuned: bool = field(default=False, metadata={"help": "Filled by the trainer."})
     calibration_temperature: float | None = field(default=None, metadata={"help": "Softmax temperature."})
     training_recipe: dict[str, Any] | None = field(default=None, metadata={"help": "Filled by the trainer."})
     sigma_nens_hf_version: str | None = field(default=None, metadata={"help": "Filled on injection."})
@@ -136,6 +149,10 @@ class SigmaNormConfig(PeftConfig):
             )
         if self.branch_layer is not None and self.branch_layer < 0:
             raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")
+        if self.prefix not in PREFIXES:
+            raise ValueError(f"prefix must be one of {PREFIXES}, got {self.prefix!r}.")
+        if self.prefix != FROZEN and self.branch_layer is None:
+            raise ValueError(f"prefix={self.prefix!r} is about the norms before branch_layer, which is not given.")
         if self.task_type not in _TASK_TYPES:
             raise ValueError(f"task_type must be one of {_TASK_TYPES}, got {self.task_type!r}; None serves every task.")
         if isinstance(self.modules_to_save, str):

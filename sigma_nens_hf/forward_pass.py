@@ -24,6 +24,7 @@ class ForwardPass:
         num_rows: Rows of the expanded batch, len(members) * B.
         return_dict: Whether the caller wants an output object; None leaves it to the model's config.
         outer: The call around this one, if any.
+        branch: Where rows are repeated (a `late_branching.Branch`), None where that is at the inputs.
     """
 
     model: int
@@ -31,6 +32,7 @@ class ForwardPass:
     num_rows: int
     return_dict: bool | None
     outer: "ForwardPass | None"
+    branch: Any = None
 
 
 class _ThreadState(threading.local):

@@ -15,7 +15,7 @@ from .architectures import backbone_name, class_named, task_of_class
 from .calibration import use_calibration
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
-from .norms import find_norms
+from .norms import find_norms, find_shared_norms
 from .padding import settle_padding
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
 
@@ -206,7 +206,7 @@ def _shareable(model: PreTrainedModel, config: SigmaNormConfig, absent: set[str]
             f"The checkpoint lacks weights of {type(model).__name__}'s backbone, or has them in another size: "
             f"{lost[:5]} ({len(lost)} modules). Is it a checkpoint of this architecture?"
         )
-    return sorted(absent - set(find_norms(model, config)))
+    return sorted(absent - {*find_norms(model, config), *find_shared_norms(model, config)})
 
 
 def _check_base_is_complete(model: PreTrainedModel, loading_info: dict[str, Any], config: SigmaNormConfig) -> None:

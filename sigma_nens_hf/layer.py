@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from enum import Enum
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -10,6 +11,14 @@ from torch import nn
 from .config import SigmaNormConfig
 from .forward_pass import current_members, split_rows
 from .norm_formulas import NormFormula
+
+
+class NormRole(Enum):
+    """Whose the parameters of a norm are: each member's, of one copy that is trained, or of one that is frozen."""
+
+    MEMBERS = "members"
+    SHARED = "shared"
+    FROZEN = "frozen"
 
 
 class MemberLayer(nn.Module, BaseTunerLayer):
@@ -106,36 +115,66 @@ class SigmaNormLayer(MemberLayer):
     """
 
     adapter_layer_names = ("sigma_norm_scaler", "sigma_norm_bias")
-    other_param_names = ("init_scaler",)
+    other_param_names = ("init_scaler", "role")
 
     def __init__(self, base_layer: nn.Module):
         super().__init__(base_layer)
         self.formula = NormFormula.of(base_layer)
         self.init_scaler: dict[str, float] = {}
+        self.role: dict[str, NormRole] = {}
 
     @property
     def base_bias(self) -> torch.Tensor | None:
         """The pretrained bias (D,), None where the norm has none."""
         return getattr(self.base_layer, "bias", None)
 
-    def update_layer(self, adapter_name: str, config: SigmaNormConfig) -> None:
-        """Add the scalers and biases (M, D) of one adapter.
+    def update_layer(
+        self, adapter_name: str, config: SigmaNormConfig, role: NormRole = NormRole.MEMBERS
+    ) -> None:
+        """Add the scalers and biases of one adapter, (M, D), or (1, D) for a copy that members share.
 
         Args:
             adapter_name: The adapter.
             config: Its config.
+            role: Whose they are. A shared copy starts as the pretrained norm, without noise.
         """
-        num_members, size = config.num_members, self.base_layer.weight.shape[0]
+        is_shared = role is not NormRole.MEMBERS
+        num_members, size = 1 if is_shared else config.num_members, self.base_layer.weight.shape[0]
         device = self.base_layer.weight.device
-        noise = torch.randn(num_members, size, device=device) * config.init_scaler_std
+        noise = torch.zeros(1, size, device=device)
+        if not is_shared:
+            noise = torch.randn(num_members, size, device=device) * config.init_scaler_std
         bias = None
         if config.member_bias and self.base_bias is not None:
             bias = self.base_bias.detach().float().repeat(num_members, 1)
         self.init_scaler[adapter_name] = config.init_scaler
+        self.role[adapter_name] = role
         self.add_parameters(adapter_name, config, sigma_norm_scaler=config.init_scaler + noise, sigma_norm_bias=bias)
 
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Make adapters the active ones, and trainable but for copies that are frozen; see peft."""
+        super().set_adapter(adapter_names, inference_mode=inference_mode)
+        for adapter_name, role in self.role.items():
+            if role is NormRole.FROZEN:
+                self.freeze(adapter_name)
+
+    def freeze(self, adapter_name: str) -> None:
+        """Train the shared copy of an adapter no further.
+
+        Args:
+            adapter_name: The adapter.
+        """
+        self.role[adapter_name] = NormRole.FROZEN
+        for name in self.adapter_layer_names:
+            if adapter_name in getattr(self, name):
+                getattr(self, name)[adapter_name].requires_grad_(False)
+
+    def carries_members(self, adapter_name: str) -> bool:
+        """Whether each member of an adapter has gates of its own here."""
+        return self.role[adapter_name] is NormRole.MEMBERS
+
     def gates(self, adapter_name: str) -> torch.Tensor:
-        """Return sigmoid(g), (M, D), fp32, each in (0, 1)."""
+        """Return sigmoid(g), (M, D) or (1, D) for a shared copy, fp32, each in (0, 1)."""
         return self.sigma_norm_scaler[adapter_name].float().sigmoid()
 
     def affine(self, adapter_name: str, members: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -146,9 +185,11 @@ class SigmaNormLayer(MemberLayer):
             members: The members wanted, K of them.
 
         Returns:
-            The gain (K, D) in fp32, and the bias: (K, D) where members have their own, (1, D) where they share the
-            base norm's, None where there is none.
+            The gain in fp32, (K, D) or (1, D) for a shared copy, and the bias: (K, D) where members have their own,
+            (1, D) where they share the copy's or the base norm's, None where there is none.
         """
+        if not self.carries_members(adapter_name):
+            members = (0,)
         scale = self.base_layer.weight.float() * (1 + math.exp(-self.init_scaler[adapter_name]))  # w / sigmoid(g0)
         gain = select_members(self.gates(adapter_name), members) * scale
         if adapter_name in self.sigma_norm_bias:
@@ -156,10 +197,11 @@ class SigmaNormLayer(MemberLayer):
         return gain, None if self.base_bias is None else self.base_bias[None]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Normalise the M * B rows, each with the gain and bias of its member.
+        """Normalise the M * B rows, each with the gain and bias of its member, or all with those of a shared copy.
 
         Args:
-            hidden_states: (M * B, ..., D), or (M * B, D, ...) where the norm's features come first.
+            hidden_states: (M * B, ..., D), or (M * B, D, ...) where the norm's features come first; of a shared copy
+                any number of rows.
 
         Raises:
             RuntimeError: The layer is called outside a forward pass of its whole model.
@@ -173,10 +215,8 @@ class SigmaNormLayer(MemberLayer):
         if bias is not None:
             bias = bias.to(hidden_states.dtype).expand_as(gain)
         # One fused norm a member is several times cheaper on a CPU than normalising once and scaling apart.
-        rows = split_rows(hidden_states, len(members))
-        return torch.cat(
-            [self.formula(rows[i], gain[i], None if bias is None else bias[i]) for i in range(len(members))]
-        )
+        rows = split_rows(hidden_states, len(gain))
+        return torch.cat([self.formula(rows[i], gain[i], None if bias is None else bias[i]) for i in range(len(gain))])
 
     @torch.no_grad()
     def set_member(self, adapter_name: str, member: int) -> None:

@@ -13,12 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from .architectures import task_of_class
 from .forward_pass import CheckpointWithMembers, ForwardPass, replay_blocks_with_members, state
+from .late_branching import Branch, install_branch_hooks, remove_branch_hooks
 from .labels import SINGLE_LABEL, check_labels, settle_problem_type
 from .outputs import reduce_members
 
 # Arguments whose first dimension is never the batch, whatever their size.
 _NOT_BATCHED = frozenset({"head_mask", "cache_position", "logits_to_keep"})
+# With late branching these alone are repeated at the inputs: blocks do not see them.
+_BESIDE_BLOCKS = frozenset({"labels", "num_items_in_batch"})
+# Arguments of the ensemble that its base model does not have.
+PREFIX_FEATURES, TAKE_PREFIX = "prefix_features", "take_prefix"
 
 _model_numbers = itertools.count()
 
@@ -80,13 +86,58 @@ def _expanding_hook(base_model: nn.Module) -> "ExpandMembers":
     return next(hook for hook in base_model._forward_pre_hooks.values() if isinstance(hook, ExpandMembers))
 
 
-def install_hooks(base_model: nn.Module, layer_name: str) -> None:
-    """Put the expanding and the reducing hook on a base model, once.
+def branch_at(base_model: nn.Module, adapter_name: str, block: int | None) -> None:
+    """Say at which block the rows of an adapter's members are repeated.
+
+    Args:
+        base_model: The transformers model, with its hooks.
+        adapter_name: The adapter.
+        block: Number of the block in forward order; None: rows are repeated at the inputs.
+    """
+    _expanding_hook(base_model).branch_blocks[adapter_name] = block
+
+
+def active_branch(base_model: nn.Module) -> int | None:
+    """Return the block at which the rows of the active adapter's members are repeated, None: at the inputs.
+
+    Args:
+        base_model: The transformers model.
+
+    Raises:
+        ValueError: Not exactly one adapter is active.
+    """
+    hook = _expanding_hook(base_model)
+    return hook.branch_blocks[hook.active_adapter(base_model)]
+
+
+def take_prefix(base_model: nn.Module, **inputs: Any) -> torch.Tensor:
+    """Return what the blocks below the branch make of examples.
+
+    Args:
+        base_model: The transformers model.
+        **inputs: Its inputs.
+
+    Returns:
+        What goes into the block at the branch, (B, ...).
+
+    Raises:
+        ValueError: The rows of members are repeated at the inputs, so there is no such prefix.
+    """
+    taken: list[torch.Tensor] = []
+    inputs.pop("labels", None)
+    base_model(**inputs, **{TAKE_PREFIX: taken})
+    return taken[0]
+
+
+def install_hooks(base_model: nn.Module, layer_name: str, blocks: Sequence[nn.Module]) -> None:
+    """Put the expanding and the reducing hook on a base model, and those of late branching on its blocks, once.
 
     Args:
         base_model: The transformers model.
         layer_name: Name of a layer in it that holds members; it tells which adapter is active.
+        blocks: The blocks of its backbone, in forward order.
     """
+    install_branch_hooks(blocks)
     if not any(isinstance(hook, ExpandMembers) for hook in base_model._forward_pre_hooks.values()):
         parameters = list(inspect.signature(type(base_model).forward).parameters.values())[1:]  # without `self`
         names = tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -97,6 +148,7 @@ def install_hooks(base_model: nn.Module, layer_name: str) -> None:
 
 def remove_hooks(base_model: nn.Module) -> None:
     """Take the hooks off a base model again, and what they left on its blocks."""
+    remove_branch_hooks(base_model)
     for hooks in (base_model._forward_pre_hooks, base_model._forward_hooks):
         for key, hook in list(hooks.items()):
             if isinstance(hook, ExpandMembers | ReduceMembers):
@@ -116,17 +168,21 @@ class ExpandMembers:
     Attributes:
         layer_name: Name of a layer that holds members.
         parameter_names: Parameters of the base model's forward that can be given by position.
+        branch_blocks: By adapter, the number of the block at which rows are repeated; None: at the inputs.
         model_number: Tells the model from all others of the process, its copies included. `id` would do as well, but
             not in code that torch.compile has traced.
     """
 
-    def __init__(self, layer_name: str, parameter_names: tuple[str, ...]):
+    def __init__(
+        self, layer_name: str, parameter_names: tuple[str, ...], branch_blocks: dict[str, int | None] | None = None
+    ):
         self.layer_name = layer_name
         self.parameter_names = parameter_names
+        self.branch_blocks = dict(branch_blocks or {})
         self.model_number = next(_model_numbers)
 
     def __reduce__(self) -> tuple:
-        return ExpandMembers, (self.layer_name, self.parameter_names)  # a copy is another model
+        return ExpandMembers, (self.layer_name, self.parameter_names, self.branch_blocks)  # a copy is another model
 
     def active_adapter(self, base_model: nn.Module) -> str:
         """Return the name of the active adapter.
@@ -153,16 +209,22 @@ class ExpandMembers:
             return (), kwargs
         if kwargs.get("cache", kwargs.get("past_key_values")) is not None:
             raise ValueError("A cache of keys and values cannot be given: its rows are not those of the members.")
-        config = base_model.peft_config[self.active_adapter(base_model)]
+        adapter_name = self.active_adapter(base_model)
+        config = base_model.peft_config[adapter_name]
+        branch, kwargs = _branch_of(base_model, self.branch_blocks[adapter_name], kwargs)
         members = dict(reversed(state.subsets)).get(self.model_number) or tuple(range(config.num_members))
         if kwargs.get("labels") is not None:
             settle_problem_type(base_model.config, kwargs["labels"])
         check_labels(kwargs, config.num_labels, base_model.config.problem_type)
-        batch_size = _batch_size(base_model, kwargs)
-        forward_pass = ForwardPass(
-            self.model_number, members, len(members) * batch_size, return_dict, state.forward_pass
-        )
-        expanded = {name: _repeat(name, value, batch_size, len(members)) for name, value in kwargs.items()}
+        has_features = branch is not None and branch.features is not None
+        batch_size = len(branch.features) if has_features else _batch_size(base_model, kwargs)
+        is_single = branch is not None and branch.taken is not None
+        num_rows = len(members) * (1 if is_single else batch_size)
+        forward_pass = ForwardPass(self.model_number, members, num_rows, return_dict, state.forward_pass, branch)
+        expanded = {
+            name: _repeat(name, value, batch_size, len(members)) if branch is None or name in _BESIDE_BLOCKS else value
+            for name, value in kwargs.items()
+        }
         if base_model.training and torch.is_grad_enabled():
             replay_blocks_with_members(base_model)
         state.forward_pass = forward_pass
@@ -204,6 +266,34 @@ def problem_type_of(config: Any) -> str:
     if config.problem_type is not None:
         return config.problem_type
     return "regression" if config.num_labels == 1 else SINGLE_LABEL
+
+
+def _branch_of(
+    base_model: nn.Module, block: int | None, kwargs: dict[str, Any]
+) -> tuple[Branch | None, dict[str, Any]]:
+    """Return where the rows of a call are repeated, and its arguments without those about the prefix.
+
+    Raises:
+        ValueError: A prefix is given or asked for where there is none.
+    """
+    kwargs = dict(kwargs)
+    features, taken = kwargs.pop(PREFIX_FEATURES, None), kwargs.pop(TAKE_PREFIX, None)
+    # Of these the caller wants those of all members, from the first block on.
+    for name in ("output_hidden_states", "output_attentions"):
+        if kwargs.get(name) or (kwargs.get(name) is None and getattr(base_model.config, name, False)):
+            block = None
+    has_choices = task_of_class(type(base_model).__name__) == "multiple-choice"  # an example is more than one row
+    if block is not None and not (has_choices and (features is not None or taken is not None)):
+        if features is not None and base_model.main_input_name == "pixel_values":
+            # Only the size of the images counts, which goes with some models from block to block.
+            kwargs["pixel_values"] = kwargs["pixel_values"][:1]
+        return Branch(block, features, taken), kwargs
+    if features is not None or taken is not None:
+        raise ValueError(
+            "The ensemble has no prefix that could be computed apart: give it a branch_layer (decoders, ALBERT, "
+            "ModernBERT with a mean as its pooling and models for multiple choice can have none), and ask for no hidden states or attentions."
+        )
+    return None, kwargs
 
 
 def _batch_size(base_model: nn.Module, kwargs: dict[str, Any]) -> int:

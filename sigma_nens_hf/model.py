@@ -24,8 +24,8 @@ from .config import SigmaNormConfig
 from .heads import MemberHead, has_output_per_label, size_shared_heads
 from .labels import LabelSet
 from .layer import MemberLayer, SigmaNormLayer
-from .members import base_model_of, install_hooks, remove_hooks
-from .norms import selects
+from .members import base_model_of, branch_at, install_hooks, remove_hooks
+from .norms import block_names, selects
 from .outputs import MEMBER_LOGITS
 from .precision import restore_precision, train_in_full_precision
 from .registration import PARAMETER_PREFIX
@@ -68,7 +68,7 @@ class SigmaNormModel(BaseTuner):
         train_in_full_precision(model, adapter_name)
         config.base_model_type = model.config.model_type
         config.base_model_class = type(model).__name__
-        config.num_adapted_norms = len(self._plan.norms)
+        config.num_adapted_norms = len(self._plan.norms | self._plan.shared_norms)
         config.sigma_nens_hf_version = config.sigma_nens_hf_version or __version__
         config.transformers_version = config.transformers_version or transformers.__version__
         # A temperature that is fitted later is this adapter's alone, though another may be made from the same config;
@@ -76,7 +76,8 @@ class SigmaNormModel(BaseTuner):
         self.peft_config[adapter_name] = copy.deepcopy(config)
         model.peft_config = self.peft_config
         layer_name = next(name for name, module in model.named_modules() if isinstance(module, MemberLayer))
-        install_hooks(model, layer_name)
+        install_hooks(model, layer_name, [model.get_submodule(name) for name in block_names(model)])
+        branch_at(model, adapter_name, self._plan.branch_block)
         ignored = list(getattr(model.config, "keys_to_ignore_at_inference", []))
         model.config.keys_to_ignore_at_inference = list(dict.fromkeys([*ignored, MEMBER_LOGITS]))
         self._show_active_labels()
@@ -91,7 +92,7 @@ class SigmaNormModel(BaseTuner):
     def _check_target_module_exists(self, peft_config: SigmaNormConfig, key: str) -> bool | _ExcludedModule:
         if peft_config.exclude_modules and selects(peft_config.exclude_modules, key):
             return _ExcludedModule()  # or peft would warn that nothing is excluded
-        return key in self._plan.norms or key in self._plan.head.member
+        return key in self._plan.norms | self._plan.shared_norms or key in self._plan.head.member
 
     def _create_and_replace(
         self,
@@ -103,10 +104,10 @@ class SigmaNormModel(BaseTuner):
         current_key: str,
     ) -> None:
         layer = target
-        if current_key in self._plan.norms:
+        if current_key in self._plan.norms | self._plan.shared_norms:
             if not isinstance(target, MemberLayer):
                 layer = SigmaNormLayer(target)
-            layer.update_layer(adapter_name, peft_config)
+            layer.update_layer(adapter_name, peft_config, self._plan.role_of(current_key, peft_config))
         else:
             if not isinstance(target, MemberLayer):
                 layer = MemberHead(target)

@@ -1,13 +1,14 @@
 """Which norms of a model carry members, and why the others do not."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from .architectures import architecture_of, backbone_name
-from .config import SigmaNormConfig
+from .architectures import architecture_of, backbone_name, can_branch_late
+from .config import FROZEN, SigmaNormConfig
 from .layer import SigmaNormLayer
 from .norm_formulas import NormFormula, is_norm
 
@@ -15,7 +16,7 @@ from .norm_formulas import NormFormula, is_norm
 def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
     """Return the names of the norms that are to carry members, in forward order.
 
-    Norms are found by class: a module's name says nothing (DistilBERT has `sa_layer_norm`, ViT `layernorm_before`).
+    Those before `branch_layer` are none of them. Norms are found by class: a module's name says nothing (DistilBERT has `sa_layer_norm`, ViT `layernorm_before`).
     Only the backbone is searched, since a norm inside the head belongs to the head.
 
     Args:
@@ -26,6 +27,59 @@ def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
         ValueError: No norm is left; a target is no norm or lies outside the backbone; a norm is of a kind whose
             formula is not known here; a pattern matches nothing; `branch_layer` is beyond the last block.
     """
+    names = _tunable_norms(model, config)
+    if config.branch_layer is not None:
+        names = _from_block_on(model, names, config.branch_layer)
+    if not names:
+        raise ValueError(f"No norm of {type(model).__name__} is left to carry members.")
+    return names
+
+
+def find_shared_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
+    """Return the names of the norms before `branch_layer` that members share one trained copy of, in forward order.
+
+    Args:
+        model: The base model, with or without sigma-norm adapters on it.
+        config: The adapter's config.
+
+    Raises:
+        ValueError: As for `find_norms`.
+    """
+    if config.prefix == FROZEN:
+        return []
+    members = set(find_norms(model, config))
+    return [name for name in _tunable_norms(model, config) if name not in members]
+
+
+def branch_block(model: PreTrainedModel, norm_names: list[str]) -> int | None:
+    """Return the number of the first block that carries member norms, where the rows of members can be told apart.
+
+    Args:
+        model: The base model.
+        norm_names: Names of the norms that carry members.
+
+    Returns:
+        The number in forward order, over all stages; None where a norm before all blocks carries members, or where the
+        architecture cannot repeat its rows at a block.
+    """
+    if not can_branch_late(model):
+        return None
+    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    starts = [order[block] for block in block_names(model)]
+    within = architecture_of(model).within_blocks
+
+    def block_of(norm: str) -> int:
+        inside = [block for end, block in within.items() if f".{end}." in f".{norm}."]
+        return inside[0] if inside else bisect_right(starts, order[norm]) - 1
+
+    first = min(map(block_of, norm_names))
+    # A module beside the list of blocks joins what goes into its block with what comes out of it.
+    joins = any(block == first and any(f".{name}".endswith(f".{end}") for name in order) for end, block in within.items())
+    return None if first < 0 or joins else first
+
+
+def _tunable_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
+    """Return the norms that the patterns of a config select, wherever the branch is."""
     backbone = backbone_name(model)
     candidates = {
         name: module
@@ -55,10 +109,6 @@ def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
             )
         if name in unfit:
             raise ValueError(f"target_modules matches {name!r}, which cannot carry members: {unfit[name]}.")
-    if config.branch_layer is not None:
-        names = _from_block_on(model, names, config.branch_layer)
-    if not names:
-        raise ValueError(f"No norm of {type(model).__name__} is left to carry members.")
     for name in names:
         _check_formula(name, candidates[name])
     return names
@@ -110,23 +160,28 @@ def _matching(field: str, patterns: str | Sequence[str], names: list[str]) -> li
 
 def _from_block_on(model: PreTrainedModel, names: list[str], branch_layer: int) -> list[str]:
     """Keep the norms of blocks from `branch_layer` on and those that come after all blocks."""
-    blocks = [f"{stack}.{i}." for stack in _block_lists(model) for i in range(len(model.get_submodule(stack)))]
+    blocks = block_names(model)
     if branch_layer >= len(blocks):
         raise ValueError(
             f"branch_layer={branch_layer} is beyond the last of the {len(blocks)} blocks of {type(model).__name__}, "
             f"which is {len(blocks) - 1}."
         )
     order = [name for name, _ in model.named_modules()]
-    first_kept = next(i for i, name in enumerate(order) if name.startswith(blocks[branch_layer]))
-    kept = set(order[first_kept:])
+    kept = set(order[order.index(blocks[branch_layer]) :])
     for end, block in architecture_of(model).within_blocks.items():
         if block < branch_layer:
             kept = {name for name in kept if f".{end}." not in f".{name}."}
     return [name for name in names if name in kept]
 
 
-def _block_lists(model: PreTrainedModel) -> list[str]:
-    """Return the names of the lists of blocks in the backbone: the innermost whose every module holds norms."""
+def block_names(model: PreTrainedModel) -> list[str]:
+    """Return the names of the backbone's blocks in forward order, over all stages.
+
+    Blocks are the modules of the innermost lists whose every module holds norms.
+
+    Args:
+        model: The base model.
+    """
     lists = [
         name
         for name, module in model.named_modules()
@@ -135,7 +190,8 @@ def _block_lists(model: PreTrainedModel) -> list[str]:
         and name.startswith(f"{backbone_name(model)}.")
         and all(any(_is_norm(inner) for inner in block.modules()) for block in module)
     ]
-    return [name for name in lists if not any(other.startswith(f"{name}.") for other in lists)]
+    innermost = [name for name in lists if not any(other.startswith(f"{name}.") for other in lists)]
+    return [f"{name}.{index}" for name in innermost for index in range(len(model.get_submodule(name)))]
 
 
 def _short_list(names: list[str], most: int = 6) -> str:

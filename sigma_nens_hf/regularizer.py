@@ -18,6 +18,8 @@ _START_TEMPERATURE = 0.1
 def member_gates(model: nn.Module, layers: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     """Return the gates sigmoid(g) of the active adapter by norm, (M, D) each, fp32, with gradients.
 
+    Copies that members share are none of them.
+
     Args:
         model: The ensemble.
         layers: Names or name suffixes of the norms wanted; None: all that carry members.
@@ -28,7 +30,9 @@ def member_gates(model: nn.Module, layers: Sequence[str] | None = None) -> dict[
     norms = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, SigmaNormLayer) and module.member_adapter is not None
+        if isinstance(module, SigmaNormLayer)
+        and module.member_adapter is not None
+        and module.carries_members(module.member_adapter)
     }
     if not norms:
         raise ValueError("No norm of the model carries members of an active sigma-norm adapter.")

@@ -132,11 +132,11 @@ def test_damaged_folders_are_named(saved, tmp_path):
     change_config(folder, num_members=4)
     refused("is of 3 members, but its adapter_config.json says 4")
     change_config(folder, num_adapted_norms=7)
-    refused("has members for 5 norms, but its adapter_config.json says 7")
+    refused("has gates for 5 norms, but its adapter_config.json says 7")
     change_weights(folder, lambda tensors: next(iter(tensors.values())).fill_(torch.nan))
     refused("not finite")
     change_weights(folder, lambda tensors: tensors.clear())
-    refused("has members for 0 norms")
+    refused("has gates for 0 norms")
 
 
 def test_what_is_no_ensemble_is_refused(tmp_path):
