@@ -146,14 +146,14 @@ def report_of(
     parts = []
     for split in splits:
         num_examples = len(next(iter(answers[0].tables[split].values())))
-        parts += [f"**{split}**, {num_examples:,} examples", _markdown(_figures(answers, split))]
+        parts += [f"**{split}**, {num_examples:,} examples", markdown(_figures(answers, split))]
     if any(one.name == OURS for one in answers) and len(answers) > 1:
         parts += [
             f"NLL of {OURS} minus that of the others, paired: mean over seeds, 95% bootstrap interval over examples "
             "and seeds",
-            _markdown(_differences(answers, splits, resamples)),
+            markdown(_differences(answers, splits, resamples)),
         ]
-    return "\n\n".join([*parts, "Costs; times as ratios to one model", _markdown(_costs(answers))]) + "\n"
+    return "\n\n".join([*parts, "Costs; times as ratios to one model", markdown(_costs(answers))]) + "\n"
 
 
 def _figures(answers: Sequence[Answers], split: str) -> list[dict[str, str]]:
@@ -163,9 +163,9 @@ def _figures(answers: Sequence[Answers], split: str) -> list[dict[str, str]]:
         for name, by_split in ((one.name, one.tables), ("+ temperature scaling", one.scaled)):
             tables = list(by_split[split].values())
             row = {"method": name, "seeds": str(len(tables))}
-            row |= {_TITLES[metric]: _mean([TABLE_METRICS[metric](t) for t in tables]) for metric in _TITLES}
+            row |= {_TITLES[metric]: mean_of([TABLE_METRICS[metric](t) for t in tables]) for metric in _TITLES}
             row["ECE's noise floor"] = f"{np.mean([calibration_noise_floor(table).mean for table in tables]):.3f}"
-            disagreement = _mean([table.disagreement.mean() for table in tables])
+            disagreement = mean_of([table.disagreement.mean() for table in tables])
             row["members disagree"] = disagreement if tables[0].member_votes.shape[1] > 1 else "-"
             rows.append(row)
     return rows
@@ -196,18 +196,29 @@ def _costs(answers: Sequence[Answers]) -> list[dict[str, str]]:
             "stored": f"{one.stored_bytes / 1024:,.0f} KiB",
             "training": f"{one.training:.2f}",
             "inference": f"{one.inference:.2f}",
-            "temperature": _mean(list(one.temperatures.values()), 2),
+            "temperature": mean_of(list(one.temperatures.values()), 2),
         }
         for one in answers
     ]
 
 
-def _markdown(rows: Sequence[dict[str, str]]) -> str:
+def markdown(rows: Sequence[dict[str, str]]) -> str:
+    """Return rows of cells by column as a table in markdown.
+
+    Args:
+        rows: At least one row; all have the same columns.
+    """
     lines = [list(rows[0]), ["---", *["--:"] * (len(rows[0]) - 1)], *(list(row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _mean(values: Sequence[float], digits: int = 3) -> str:
+def mean_of(values: Sequence[float], digits: int = 3) -> str:
+    """Return the mean over seeds as text, with half of its 95% t-interval where there is more than one.
+
+    Args:
+        values: A value for every seed.
+        digits: Decimal places.
+    """
     mean = f"{np.mean(values):.{digits}f}"
     if len(values) < 2:
         return mean

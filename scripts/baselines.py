@@ -38,7 +38,15 @@ class ModelKind:
     learning_rate: float | None
 
 
-def _ensemble(checkpoint: str, names: list[str], num_members: int, **config: Any) -> tuple[nn.Module, Any]:
+def ensemble(checkpoint: str, names: list[str], num_members: int, **config: Any) -> tuple[nn.Module, Any]:
+    """Make a fresh ensemble of sentence classifiers.
+
+    Args:
+        checkpoint: The encoder.
+        names: Names of the classes, in order.
+        num_members: Number of members M.
+        **config: Further fields of `SigmaNormConfig`.
+    """
     return ensemble_from_pretrained(
         checkpoint,
         "text-classification",
@@ -53,7 +61,7 @@ def _sigma_norms(
     checkpoint: str, names: list[str], num_members: int, learning_rate: float | None, common: dict[str, Any]
 ) -> Trainer:
     """Sigma norms of M members; of 1, a single model with tuned norms."""
-    model, tokenizer = _ensemble(checkpoint, names, num_members)
+    model, tokenizer = ensemble(checkpoint, names, num_members)
     return SigmaNEnsTrainer(model=model, args=SigmaNEnsTrainingArguments(**common), processing_class=tokenizer)
 
 
@@ -67,7 +75,7 @@ def _member_linear(
     common: dict[str, Any],
 ) -> Trainer:
     """Members that differ in linear layers; heads, pooler and their learning rates are those of sigma norms."""
-    model, tokenizer = _ensemble(checkpoint, names, num_members, init_scaler_std=0)
+    model, tokenizer = ensemble(checkpoint, names, num_members, init_scaler_std=0)
     members = replace_linear_layers(model, pattern, partial(layer_class, num_members=num_members))
     args = SigmaNEnsTrainingArguments(diversity_weight=0, **common)
     known = {id(parameter) for parameter in members}

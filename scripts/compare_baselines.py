@@ -13,31 +13,27 @@ processes may work on one folder if each is given seeds of its own with `--train
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import transformers
 from baseline_costs import measure_costs
-from baseline_report import DROPOUT_KIND, LOGITS_FILE, RUN_FILE, report_of
-from baselines import KINDS, member_logits, trained_parameters
+from baseline_report import DROPOUT_KIND, RUN_FILE, report_of
+from baselines import KINDS
+from comparison_runs import BATCH_SIZE, DEFAULTS, common_arguments, comparison_splits, train_and_ask
 from datasets import Dataset
-from demo_assets import minilm_folder, sentiment_shifts, sst2_like
-from hardware import has_fast_bf16
+from demo_assets import minilm_folder, sentiment_shifts
 from rich.console import Console
-from safetensors.torch import save
-from splits import LABELS, carve, check_splits, load_splits
+from splits import LABELS, check_splits
 from stage_report import write_json
 from stages import parse_arguments, remember_settings
 from text_splits import TextArguments
 from transformers import Trainer, set_seed
 
 COSTS_FILE, REPORT_FILE = "costs.json", "report.md"
-BATCH_SIZE, COST_EXAMPLES = 32, 128
+COST_EXAMPLES = 128
 
 
 @dataclass
@@ -69,9 +65,6 @@ class ComparisonArguments:
     train_only: bool = field(default=False, metadata={"help": "Train what is missing; no costs, no table."})
 
 
-DEFAULTS = {"max_train_samples": 3_000, "calibration_fraction": 0.2}
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run with a command line; None: this process's."""
     transformers.logging.set_verbosity_error()
@@ -91,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
             # The models of one seed's deep ensemble must not be those of another's.
             trainer = _make_trainer(kind, 1_000 * seed + index, splits, data_args, arguments)
             dropout_passes = arguments.dropout_passes if (kind, index) == (DROPOUT_KIND, 0) else 0
-            _train_and_ask(trainer, folder, splits, data_args, dropout_passes)
+            train_and_ask(trainer, folder, splits, data_args, dropout_passes)
     if arguments.train_only:
         return
     costs_file = output_dir / COSTS_FILE
@@ -123,12 +116,7 @@ def _settings(arguments: ComparisonArguments, data_args: TextArguments) -> dict[
 
 def _splits(arguments: ComparisonArguments, data_args: TextArguments) -> dict[str, Dataset]:
     """Return "train", "calibration", "report" and one split a shift, the same for every seed of a model."""
-    if arguments.offline_assets:
-        assets = sst2_like()
-        splits = check_splits({"train": assets["train"], "report": assets["test"]}, data_args)
-    else:
-        splits = load_splits(data_args)
-    splits = carve(splits, data_args, seed=0)
+    splits = comparison_splits(data_args, arguments.offline_assets)
     for name, shift in sentiment_shifts().items():
         few = shift.shuffle(seed=0).take(min(arguments.max_shift_samples, len(shift)))
         splits[name] = check_splits({"train": few, "report": few}, data_args)["report"]
@@ -150,57 +138,15 @@ def _make_trainer(
 ) -> Trainer:
     """Make a fresh model of a kind, with the training data of all."""
     set_seed(seed)
-    common = {
-        "output_dir": str(Path(arguments.output_dir) / "unused"),
-        "num_train_epochs": arguments.num_train_epochs,
-        "per_device_train_batch_size": BATCH_SIZE,
-        "per_device_eval_batch_size": 64,
-        "train_sampling_strategy": "group_by_length",  # half of the tokens would be padding
-        "seed": seed,
-        "bf16": has_fast_bf16(),
-        "use_cpu": not torch.cuda.is_available(),
-        "remove_unused_columns": False,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1_000,
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
     trainer = KINDS[kind].make(
         arguments.model_name_or_path or str(minilm_folder()),
         splits["calibration"].features[LABELS].names,
         arguments.num_members if KINDS[kind].has_members else 1,
         arguments.learning_rate or KINDS[kind].learning_rate,
-        common,
+        common_arguments(arguments.output_dir, arguments.num_train_epochs, seed),
     )
     trainer.train_dataset = data_args.encode(splits["train"], trainer.processing_class, is_training=True)
     return trainer
-
-
-def _train_and_ask(
-    trainer: Trainer, folder: Path, splits: dict[str, Dataset], data_args: TextArguments, dropout_passes: int
-) -> None:
-    """Train a model, and write down its members' logits on everything that is not trained on."""
-    start = time.perf_counter()
-    trainer.train()
-    seconds = time.perf_counter() - start
-    answers = {}
-    for name in splits.keys() - {"train"}:
-        encoded = data_args.encode(splits[name], trainer.processing_class, is_training=False)
-        encoded = encoded.map(lambda row: {"length": len(row["input_ids"])}).sort("length").remove_columns("length")
-        answers[f"{name}/labels"] = np.array(encoded[LABELS])
-        answers[f"{name}/logits"] = member_logits(trainer, encoded).numpy()
-        if dropout_passes:
-            answers[f"{name}/dropout"] = member_logits(trainer, encoded, dropout_passes).numpy()
-    trained = trained_parameters(trainer.model)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / LOGITS_FILE, **answers)
-    run = {
-        "seconds": seconds,
-        "trained_parameters": sum(parameter.numel() for parameter in trained.values()),
-        "stored_bytes": len(save({name: parameter.contiguous() for name, parameter in trained.items()})),
-    }
-    write_json(folder / RUN_FILE, run)  # the last thing: where it is, the run is whole
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ import json
 
 import baselines
 import compare_baselines
+import comparison_runs
 import numpy as np
 import pytest
 import tiny
@@ -24,11 +25,11 @@ def sentences(num_examples, offset):
 def command_line(tmp_path, checkpoint_folder, monkeypatch):
     checkpoint = checkpoint_folder("bert", encoder_only=True)
     monkeypatch.setattr(
-        compare_baselines, "sst2_like", lambda: DatasetDict(train=sentences(60, 0), test=sentences(21, 60))
+        comparison_runs, "sst2_like", lambda: DatasetDict(train=sentences(60, 0), test=sentences(21, 60))
     )
     shifts = DatasetDict(amazon=sentences(9, 100), tweets=sentences(7, 200))
     monkeypatch.setattr(compare_baselines, "sentiment_shifts", lambda: shifts)
-    monkeypatch.setattr(compare_baselines, "has_fast_bf16", lambda: False)
+    monkeypatch.setattr(comparison_runs, "has_fast_bf16", lambda: False)
     return [
         "--model_name_or_path", str(checkpoint), "--offline_assets", "--output_dir", str(tmp_path / "out"),
         "--num_members", "2", "--num_train_epochs", "1", "--seeds", "0", "1", "--dropout_passes", "3",
