@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from .architectures import task_of_class
+from .blocks import branch_block
 from .config import STAGED, SigmaNormConfig
 from .heads import HeadPlan, has_output_per_label, plan_head
 from .labels import LabelSet
 from .layer import NormRole
-from .norms import branch_block, find_norms, find_shared_norms
+from .norms import find_norms, find_shared_norms
 from .padding import padding_token
 from .shared_modules import resolve_shared_modules
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from .architectures import task_of_class
 from .forward_pass import CheckpointWithMembers, ForwardPass, replay_blocks_with_members, state
-from .late_branching import Branch, install_branch_hooks, remove_branch_hooks
 from .labels import SINGLE_LABEL, check_labels, settle_problem_type
+from .late_branching import Branch, install_branch_hooks, remove_branch_hooks
 from .outputs import reduce_members
 
 # Arguments whose first dimension is never the batch, whatever their size.
@@ -291,7 +291,8 @@ def _branch_of(
     if features is not None or taken is not None:
         raise ValueError(
             "The ensemble has no prefix that could be computed apart: give it a branch_layer (decoders, ALBERT, "
-            "ModernBERT with a mean as its pooling and models for multiple choice can have none), and ask for no hidden states or attentions."
+            "ModernBERT with a mean as its pooling and models for multiple choice can have none), and ask for no "
+            "hidden states or attentions."
         )
     return None, kwargs
 

@@ -20,12 +20,13 @@ from .adapter_weights import (
     shapes_of_embeddings,
     under_current_names,
 )
+from .blocks import block_names
 from .config import SigmaNormConfig
 from .heads import MemberHead, has_output_per_label, size_shared_heads
 from .labels import LabelSet
 from .layer import MemberLayer, SigmaNormLayer
 from .members import base_model_of, branch_at, install_hooks, remove_hooks
-from .norms import block_names, selects
+from .norms import selects
 from .outputs import MEMBER_LOGITS
 from .precision import restore_precision, train_in_full_precision
 from .registration import PARAMETER_PREFIX

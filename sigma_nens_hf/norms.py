@@ -1,22 +1,24 @@
 """Which norms of a model carry members, and why the others do not."""
 
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from .architectures import architecture_of, backbone_name, can_branch_late
+from .architectures import architecture_of, backbone_name
+from .blocks import block_names, is_plain_or_sigma_norm
 from .config import FROZEN, SigmaNormConfig
 from .layer import SigmaNormLayer
-from .norm_formulas import NormFormula, is_norm
+from .norm_formulas import NormFormula
 
 
 def find_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
     """Return the names of the norms that are to carry members, in forward order.
 
-    Those before `branch_layer` are none of them. Norms are found by class: a module's name says nothing (DistilBERT has `sa_layer_norm`, ViT `layernorm_before`).
+    Those before `branch_layer` are none of them.
+
+    Norms are found by class: a module's name says nothing (DistilBERT has `sa_layer_norm`, ViT `layernorm_before`).
     Only the backbone is searched, since a norm inside the head belongs to the head.
 
     Args:
@@ -51,40 +53,13 @@ def find_shared_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[s
     return [name for name in _tunable_norms(model, config) if name not in members]
 
 
-def branch_block(model: PreTrainedModel, norm_names: list[str]) -> int | None:
-    """Return the number of the first block that carries member norms, where the rows of members can be told apart.
-
-    Args:
-        model: The base model.
-        norm_names: Names of the norms that carry members.
-
-    Returns:
-        The number in forward order, over all stages; None where a norm before all blocks carries members, or where the
-        architecture cannot repeat its rows at a block.
-    """
-    if not can_branch_late(model):
-        return None
-    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
-    starts = [order[block] for block in block_names(model)]
-    within = architecture_of(model).within_blocks
-
-    def block_of(norm: str) -> int:
-        inside = [block for end, block in within.items() if f".{end}." in f".{norm}."]
-        return inside[0] if inside else bisect_right(starts, order[norm]) - 1
-
-    first = min(map(block_of, norm_names))
-    # A module beside the list of blocks joins what goes into its block with what comes out of it.
-    joins = any(block == first and any(f".{name}".endswith(f".{end}") for name in order) for end, block in within.items())
-    return None if first < 0 or joins else first
-
-
 def _tunable_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]:
     """Return the norms that the patterns of a config select, wherever the branch is."""
     backbone = backbone_name(model)
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if name.startswith(f"{backbone}.") and _is_norm(module) and not _is_inside_member_layer(name)
+        if name.startswith(f"{backbone}.") and is_plain_or_sigma_norm(module) and not _is_inside_member_layer(name)
     }
     unfit = {
         name: reason
@@ -112,10 +87,6 @@ def _tunable_norms(model: PreTrainedModel, config: SigmaNormConfig) -> list[str]
     for name in names:
         _check_formula(name, candidates[name])
     return names
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, SigmaNormLayer) or is_norm(module)
 
 
 def _is_inside_member_layer(name: str) -> bool:
@@ -172,26 +143,6 @@ def _from_block_on(model: PreTrainedModel, names: list[str], branch_layer: int) 
         if block < branch_layer:
             kept = {name for name in kept if f".{end}." not in f".{name}."}
     return [name for name in names if name in kept]
-
-
-def block_names(model: PreTrainedModel) -> list[str]:
-    """Return the names of the backbone's blocks in forward order, over all stages.
-
-    Blocks are the modules of the innermost lists whose every module holds norms.
-
-    Args:
-        model: The base model.
-    """
-    lists = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module)
-        and name.startswith(f"{backbone_name(model)}.")
-        and all(any(_is_norm(inner) for inner in block.modules()) for block in module)
-    ]
-    innermost = [name for name in lists if not any(other.startswith(f"{name}.") for other in lists)]
-    return [f"{name}.{index}" for name in innermost for index in range(len(model.get_submodule(name)))]
 
 
 def _short_list(names: list[str], most: int = 6) -> str:

@@ -1,0 +1,183 @@
+"""Training over a cache of the prefix: the cache is built or completed first, and batches are made from it."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import datasets
+import torch
+from tqdm.auto import tqdm
+from transformers import Trainer
+
+from .members import PREFIX_FEATURES, active_branch, base_model_of, take_prefix
+from .prefix_cache import PrefixCache, size_in_bytes
+from .prefix_cache_key import cache_key
+from .trainer_evaluation import temporarily
+
+PREFIX_INDEX = "prefix_index"
+_PROBED_EXAMPLES = 16
+_MEBIBYTE = 2**20
+
+
+@contextmanager
+def training_from_cache(trainer: Trainer) -> Iterator[None]:
+    """Let a trainer train from a cache in its `prefix_cache` folder, which is built or completed first.
+
+    Args:
+        trainer: The trainer of an ensemble.
+
+    Raises:
+        ValueError: There is no prefix that could be computed apart; it is trained; augmentation or dropout would make
+            its features random; the training data is no `datasets.Dataset`; or the disk is too small.
+    """
+    base_model, dataset = base_model_of(trainer.model), trainer.train_dataset
+    if active_branch(base_model) is None:
+        raise ValueError(
+            "prefix_cache needs an ensemble whose members start at a later block: give it a branch_layer (decoders, "
+            "ALBERT and ModernBERT with a mean as its pooling compute all blocks for every member)."
+        )
+    if not isinstance(dataset, datasets.Dataset):
+        raise ValueError(
+            f"prefix_cache needs a datasets.Dataset, by whose content a cache is found again, got "
+            f"{type(dataset).__name__}. datasets.Dataset.from_list makes one of examples in memory."
+        )
+    dataset = trainer._remove_unused_columns(dataset, description="prefix cache")
+    collator = PrefixCollator(trainer.data_collator, base_model.main_input_name)
+    with torch.random.fork_rng():  # a training is the same whether its cache was there or not
+        probe, features = _probe(trainer, dataset)
+        key = cache_key(base_model, active_branch(base_model), dataset, probe, features)
+        collator.cache = PrefixCache(trainer.args.prefix_cache, key, len(dataset))
+        collator.image_shape = None if collator.is_text else tuple(probe["pixel_values"].shape[1:])
+        collator.constants = {name: value for name, value in probe.items() if not isinstance(value, torch.Tensor)}
+        with trainer.args.main_process_first(desc="prefix cache"):
+            _complete(trainer, dataset, collator, features)
+    indices = range(len(dataset))
+    if collator.is_text:
+        cached = dataset.add_column(PREFIX_INDEX, list(indices))
+    else:
+        cached = datasets.Dataset.from_dict({PREFIX_INDEX: list(indices)})
+    with temporarily(trainer, train_dataset=cached, data_collator=collator):
+        yield
+
+
+class PrefixCollator:
+    """Makes batches with the features of the prefix for examples with an index into a cache, and plain ones for others.
+
+    Args:
+        collator: The plain collator.
+        main_input_name: Name of the model's main input.
+    """
+
+    def __init__(self, collator: Callable, main_input_name: str):
+        self.collator = collator
+        self.is_text = main_input_name != "pixel_values"
+        self.cache: PrefixCache | None = None
+        self.image_shape: tuple[int, ...] | None = None
+        self.constants: dict[str, Any] = {}
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Make one batch.
+
+        Returns:
+            `prefix_features` (B, L, ...), padded as the inputs are, with what the model needs beside them: of texts all
+            their inputs, of images one empty image, for its size.
+        """
+        if PREFIX_INDEX not in examples[0]:
+            return self.collator(examples)
+        rows = [self.cache[example[PREFIX_INDEX]] for example in examples]
+        features = [row for row, _ in rows]
+        if not self.is_text:
+            kept = {name: torch.stack([extras[name] for _, extras in rows]) for name in rows[0][1]}
+            image = torch.zeros(1, *self.image_shape)
+            return {PREFIX_FEATURES: torch.stack(features), "pixel_values": image, **kept, **self.constants}
+        batch = self.collator([{k: v for k, v in example.items() if k != PREFIX_INDEX} for example in examples])
+        tokens = tokens_of(batch)
+        padded = features[0].new_zeros(*tokens.shape, *features[0].shape[1:])
+        padded[tokens] = torch.cat(features)
+        return {PREFIX_FEATURES: padded, **batch}
+
+
+def tokens_of(batch: dict[str, Any]) -> torch.Tensor:
+    """Return where a batch of texts has tokens and no padding, (B, L).
+
+    Args:
+        batch: The inputs of a model.
+    """
+    mask = batch.get("attention_mask")
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
+
+
+def _probe(trainer: Trainer, dataset: datasets.Dataset) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return a few examples as the model gets them, and their features; refuse what is not the same every time."""
+    step = max(1, len(dataset) // _PROBED_EXAMPLES)
+    indices = list(range(0, len(dataset), step))[:_PROBED_EXAMPLES]
+    batches = [trainer.data_collator([dataset[index] for index in indices]) for _ in range(2)]
+    for name, value in batches[0].items():
+        if isinstance(value, torch.Tensor) and not torch.equal(value, batches[1][name]):
+            raise ValueError(
+                f"prefix_cache: the training data is random, {name} of the same examples differs from one time to the "
+                "next. Features can only be kept of examples that are always the same: switch augmentation off."
+            )
+    trainer.model.train()
+    features = [_features(trainer, batch) for batch in batches]
+    if features[0].requires_grad:
+        raise ValueError(
+            "prefix_cache: what runs before branch_layer is trained, so its features change. Use prefix='frozen' or "
+            "'staged', and modules_to_save of modules behind it."
+        )
+    if not torch.allclose(*(found.float() for found in features), rtol=1e-3, atol=1e-4):
+        raise ValueError(
+            "prefix_cache: dropout makes the features before branch_layer random. Train without it there, with "
+            "prefix_dropout=False, or load the base model without dropout."
+        )
+    return dict(batches[0]), features[0]
+
+
+def _features(trainer: Trainer, batch: dict[str, Any]) -> torch.Tensor:
+    base_model = base_model_of(trainer.model)
+    trainer.set_prefix_mode()
+    with trainer.compute_loss_context_manager():
+        return take_prefix(base_model, **trainer._prepare_inputs(batch))
+
+
+@torch.no_grad()
+def _complete(trainer: Trainer, dataset: datasets.Dataset, collator: PrefixCollator, features: torch.Tensor) -> None:
+    """Compute the parts of a cache that are missing, after saying how large it is going to be."""
+    cache, args = collator.cache, trainer.args
+    missing = cache.missing_parts()
+    if not missing:
+        return
+    cache.remove_unfinished()
+    examples = [index for part in missing for index in part]
+    if collator.is_text:
+        lengths = (len(dataset[index]["input_ids"]) for index in examples)
+        size = size_in_bytes(lengths, features[0, 0])
+    else:
+        size = size_in_bytes([1] * len(examples), features[0])
+    where = f"{size / _MEBIBYTE:,.1f} MiB for {len(examples):,} of {len(dataset):,} examples in {cache.folder}"
+    if args.should_log:
+        print(f"Prefix cache: {where}", flush=True)
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(cache.folder).free
+    if size > free:
+        raise ValueError(f"The prefix cache takes {where}, but only {free / _MEBIBYTE:,.1f} MiB are free there.")
+    was_training = trainer.model.training
+    trainer.model.eval()
+    try:
+        for part in tqdm(missing, desc="Prefix cache", disable=args.disable_tqdm or not args.should_log):
+            found, extras = [], {}
+            for start in range(part.start, part.stop, args.eval_batch_size):
+                indices = range(start, min(start + args.eval_batch_size, part.stop))
+                batch = trainer.data_collator([dataset[index] for index in indices])
+                rows = _features(trainer, batch)
+                if collator.is_text:
+                    found += [row[mask] for row, mask in zip(rows, tokens_of(batch).to(rows.device), strict=True)]
+                    continue
+                found += list(rows)
+                for name, value in batch.items():
+                    if isinstance(value, torch.Tensor) and name != "pixel_values":
+                        extras.setdefault(name, []).extend(value)
+            cache.write_part(part, found, extras)
+    finally:
+        trainer.model.train(was_training)

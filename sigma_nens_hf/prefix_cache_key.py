@@ -1,0 +1,107 @@
+"""What the features of a prefix hang on, as one name: another model, other data or another version is another cache."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from peft.utils import AuxiliaryTrainingWrapper
+from torch import nn
+
+from .architectures import backbone_name
+from .blocks import block_names
+from .layer import MemberLayer, SigmaNormLayer
+from .version import __version__
+
+# Of the caches' form; raised when what is kept changes without a new version of the package.
+_FORMAT = 1
+# Fields of a config that say nothing of the backbone's computation.
+_NAMES_AND_HEADS = frozenset(
+    {
+        "_name_or_path", "architectures", "dtype", "finetuning_task", "id2label", "label2id", "num_labels",
+        "problem_type", "torch_dtype", "transformers_version",
+    }
+)  # fmt: skip
+_READ_AT_ONCE = 1_000
+
+
+def cache_key(
+    model: nn.Module, block: int, dataset: datasets.Dataset, probe: Mapping[str, Any], features: torch.Tensor
+) -> str:
+    """Return the name of the cache that belongs to a model, a dataset and a way to process it.
+
+    Texts are known by their tokens, all of them; images by the fingerprint that `datasets` gives a dataset. What a
+    collator makes of examples is known by a few of them.
+
+    Args:
+        model: The base model.
+        block: Number of the block at the branch.
+        dataset: The examples.
+        probe: A batch of a few of them, as the model gets it.
+        features: What the prefix makes of that, for its precision and shape.
+    """
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NAMES_AND_HEADS}
+    is_text = model.main_input_name == "input_ids"
+    parts = {
+        "format": _FORMAT,
+        "sigma_nens_hf": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "class": type(model).__name__,
+        "config": config,
+        "block": block,
+        "precision": [str(features.dtype), features.device.type],
+        "weights": _hash_of(_tensors_below(model, block)),
+        "examples": _hash_of_texts(dataset) if is_text else f"{len(dataset)} {dataset._fingerprint}",
+        "processing": _hash_of((name, value) for name, value in sorted(probe.items()) if name != "labels"),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _tensors_below(model: nn.Module, block: int) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield what the prefix computes with, and some frozen weights of the backbone beside the blocks, which do no harm.
+
+    Members' own parameters, and copies of modules that are trained, are none of it.
+    """
+    above = tuple(f"{name}." for name in block_names(model)[block:])
+    own = [
+        f"{name}."
+        for name, module in model.named_modules()
+        if isinstance(module, AuxiliaryTrainingWrapper)
+        or (isinstance(module, MemberLayer) and not isinstance(module, SigmaNormLayer))
+    ]
+    own += [
+        f"{name}.{kind}."
+        for name, module in model.named_modules()
+        if isinstance(module, SigmaNormLayer)
+        and module.member_adapter is not None
+        and module.carries_members(module.member_adapter)
+        for kind in module.adapter_layer_names
+    ]
+    for name, tensor in model.state_dict().items():
+        if name.startswith(f"{backbone_name(model)}.") and not name.startswith((*above, *own)):
+            yield name, tensor
+
+
+def _hash_of(values: Iterable[tuple[str, Any]]) -> str:
+    found = hashlib.sha256()
+    for name, value in values:
+        found.update(name.encode())
+        if isinstance(value, torch.Tensor):
+            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()
+
+
+def _hash_of_texts(dataset: datasets.Dataset) -> str:
+    columns = [name for name in dataset.column_names if name not in ("labels", "label", "label_ids")]
+    plain = dataset.with_format(None).select_columns(columns)
+    found = hashlib.sha256()
+    for rows in plain.iter(_READ_AT_ONCE):
+        found.update(repr([rows[name] for name in columns]).encode())
+    return found.hexdigest()
