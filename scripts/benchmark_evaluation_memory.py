@@ -5,25 +5,19 @@
     python scripts/benchmark_evaluation_memory.py --num_examples 2000 20000 200000
 
 A tiny random model stands for a real one: only the sizes that the evaluation sees count. Each size has a process of its
-own, whose memory is looked at every few milliseconds: not all of it that is resident, which varies with what pages of
-the libraries happen to be in, but what it has allocated itself. Linux counts that apart. Nothing is downloaded.
+own, whose memory is looked at every few milliseconds; see `memory_use`. Nothing is downloaded.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import Dataset
+from memory_use import MEBIBYTE, allocated_memory, peak_memory, run_in_own_process
 from peft import get_peft_model
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +29,6 @@ from sigma_nens_hf.evaluation.data import EvaluationData
 from sigma_nens_hf.evaluation.evaluate import evaluate_dataset
 
 VOCABULARY = ["[PAD]", "[UNK]", *(f"w{n}" for n in range(98))]
-MEBIBYTE = 2**20
 
 
 @dataclass
@@ -95,30 +88,6 @@ def measure(arguments: Arguments) -> Measurement:
         return Measurement(peak[0] - before, time.perf_counter() - started)
 
 
-@contextmanager
-def peak_memory() -> Iterator[list[int]]:
-    """Watch the memory of this process; the list's one item is the peak so far in bytes."""
-    peak, done = [allocated_memory()], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            peak[0] = max(peak[0], allocated_memory())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        watcher.join()
-
-
-def allocated_memory() -> int:
-    """Return the memory of this process in bytes, without what it has mapped of files."""
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * int(lines["RssAnon"].split()[0])
-
-
 def measure_in_own_process(arguments: Arguments, num_examples: int) -> Measurement:
     """Evaluate one size in a fresh process.
 
@@ -126,14 +95,8 @@ def measure_in_own_process(arguments: Arguments, num_examples: int) -> Measureme
         arguments: The sizes.
         num_examples: The number of examples.
     """
-    command = [sys.executable, __file__, "--measure", "True", "--num_examples", str(num_examples)]
-    for name in ("classes", "members", "batch_size"):
-        command += [f"--{name}", str(getattr(arguments, name))]
-    # Else glibc keeps, by chance, up to some hundred MiB that were freed.
-    thresholds = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "1000000")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **thresholds}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+    sizes = {name: getattr(arguments, name) for name in ("classes", "members", "batch_size")}
+    return Measurement(**run_in_own_process(__file__, {"measure": True, "num_examples": num_examples, **sizes}))
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """A transformers Trainer that trains members towards the task and apart from each other."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,19 +11,17 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .calibration import TemperatureFit, check_can_be_calibrated, fit_temperature
 from .checkpoints import last_complete_checkpoint
-from .labels import IGNORED_LABEL, SINGLE_LABEL, settle_problem_type
+from .labels import SINGLE_LABEL, settle_problem_type
+from .loss_parts import LossParts
 from .losses import task_loss
-from .members import active_config, base_model_of, problem_type_of
+from .member_chunks import InMemberChunks, MemberChunk, check_can_be_chunked, member_chunks
+from .members import active_config, base_model_of, member_subset, problem_type_of
 from .optimizer_groups import parameter_groups
-from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS, ensemble_logits
+from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
-from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, members_first, temporarily
+from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, labelled_logits, members_first, temporarily
 from .training_args import SigmaNEnsTrainingArguments
-from .uncertainty import member_disagreement
-
-# Logit of a choice that is none, at any temperature.
-_NO_CHOICE = -1e4
 
 
 class SigmaNEnsTrainer(Trainer):
@@ -41,10 +40,12 @@ class SigmaNEnsTrainer(Trainer):
         args: The training arguments. None: the defaults, with output in `tmp_trainer`, as in transformers.
         **kwargs: As for `transformers.Trainer`. A `compute_loss_func` is given the members' logits as the rows of one
             larger batch, labels repeated to match; as in transformers it must itself divide by
-            `num_items_in_batch`, the number of labels in all micro-batches of a step, repeated ones included.
+            `num_items_in_batch`, the number of labels in all micro-batches of a step, repeated ones included. With
+            `member_chunk_size` it is called for each chunk of members.
 
     Raises:
-        ValueError: The model carries no sigma-norm adapter, or the arguments do not fit it.
+        ValueError: The model carries no sigma-norm adapter, the arguments do not fit it, or `member_chunk_size` is
+            given under `torch.nn.DataParallel` or DeepSpeed.
         TypeError: The arguments are plain `TrainingArguments`.
     """
 
@@ -64,8 +65,10 @@ class SigmaNEnsTrainer(Trainer):
         self.loss_is_scaled_for_ga = True
         if not self.label_names:  # of DeiT with a teacher, whose forward takes none
             self.label_names = ["labels"]
-        self._parts_sum: torch.Tensor | None = None
-        self._num_parts = 0
+        if args.member_chunk_size is not None:
+            check_can_be_chunked(args.n_gpu > 1 or isinstance(model, nn.DataParallel), self.is_deepspeed_enabled)
+        self._chunk = MemberChunk(tuple(range(adapter.num_members)))
+        self._parts = LossParts()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Train, and note the recipe in the adapter's config.
@@ -119,16 +122,7 @@ class SigmaNEnsTrainer(Trainer):
                 prediction = self.predict(calibration_dataset, metric_key_prefix="calibration")
         finally:
             config.use_calibration(is_calibrated)
-        if prediction.label_ids is None:
-            raise ValueError("The calibration examples have no labels.")
-        predictions, labels = prediction.predictions, torch.as_tensor(prediction.label_ids)
-        logits = torch.as_tensor(predictions[0] if isinstance(predictions, tuple) else predictions)
-        if config.num_labels is None:  # choices: what examples have fewer of has been padded, and is no choice
-            logits = logits.masked_fill(logits == IGNORED_LABEL, _NO_CHOICE)
-        if self.args.return_member_logits:
-            logits = ensemble_logits(logits, SINGLE_LABEL)
-        labelled = labels != IGNORED_LABEL
-        fit = fit_temperature(logits[labelled], labels[labelled])
+        fit = fit_temperature(*labelled_logits(prediction, config.num_labels is None, self.args.return_member_logits))
         config.calibration_temperature = fit.temperature
         return fit
 
@@ -154,6 +148,29 @@ class SigmaNEnsTrainer(Trainer):
         self.optimizer = optimizer_class(groups, **optimizer_kwargs)
         return self.optimizer
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Run one batch forward and backward, `member_chunk_size` members at a time.
+
+        Args:
+            model: The (wrapped) model.
+            inputs: One batch.
+            num_items_in_batch: As for `compute_loss`.
+
+        Returns:
+            The detached loss, the sum over the chunks.
+        """
+        if self.args.member_chunk_size is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        losses = []
+        for chunk in member_chunks(self.model, self.args.member_chunk_size):
+            # Processes exchange the sum of the chunks' gradients, with those of the last one.
+            exchange = nullcontext() if chunk.is_last else self.accelerator.no_sync(model)
+            with exchange, temporarily(self, _chunk=chunk), member_subset(self.model, chunk.members):
+                losses.append(super().training_step(model, inputs, num_items_in_batch))
+        return torch.stack(losses).sum()
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -162,6 +179,8 @@ class SigmaNEnsTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Any]:
         """Return the mean of the members' task losses, in training plus lambda times the regulariser.
+
+        For a chunk of members in `training_step` it is their part of that; the first chunk's has the regulariser.
 
         Args:
             model: The (wrapped) model.
@@ -182,7 +201,7 @@ class SigmaNEnsTrainer(Trainer):
         outputs = model(**inputs, return_dict=True)
         loss = self._member_loss(outputs, labels, num_items_in_batch)
         if model.training:
-            loss = self._add_regularizer(loss, outputs, labels)
+            loss = self._training_loss(loss, outputs, labels)
         return (loss, outputs) if return_outputs else loss
 
     def _settle_problem_type(self, labels: torch.Tensor) -> None:
@@ -220,26 +239,24 @@ class SigmaNEnsTrainer(Trainer):
         is_global = self.args.average_tokens_across_devices and num_items is not None
         return loss * self.accelerator.num_processes if is_global else loss
 
-    def _add_regularizer(self, share: torch.Tensor, outputs: Any, labels: torch.Tensor | None) -> torch.Tensor:
-        """Add this micro-batch's share of the regulariser to its share of the step's task loss."""
-        args = self.args
-        loss, regularizer = share, torch.zeros((), device=share.device)
+    def _training_loss(self, mean_loss: torch.Tensor, outputs: Any, labels: torch.Tensor | None) -> torch.Tensor:
+        """Turn the mean task loss of the members that are run into their part of the step's loss, and note its parts.
+
+        The mean is already divided by the labels of all micro-batches, the regulariser not.
+        """
+        args, chunk = self.args, self._chunk
         micro_batches = self.current_gradient_accumulation_steps
-        if self._temperature is not None:
+        loss, regularizer = mean_loss * chunk.weight, torch.zeros((), device=mean_loss.device)
+        task_part = loss * micro_batches
+        if chunk.is_first and self._temperature is not None:
             regularizer = diversity_regularizer(
                 base_model_of(self.model),
                 self._temperature,
                 reduction=args.diversity_reduction,
                 layers=args.diversity_layers,
             )
-            loss = share + args.diversity_weight / micro_batches * regularizer
-        disagreement = member_disagreement(outputs[MEMBER_LOGITS].detach().argmax(-1))
-        if labels is not None and labels.shape == disagreement.shape:
-            labelled = labels != IGNORED_LABEL  # padding is no token to disagree on
-            disagreement = (disagreement * labelled).sum() / labelled.sum().clamp_min(1)
-        parts = torch.stack([share.detach().float() * micro_batches, regularizer.detach().float(), disagreement.mean()])
-        self._parts_sum = parts if self._parts_sum is None else self._parts_sum + parts
-        self._num_parts += 1
+            loss = loss + args.diversity_weight / micro_batches * regularizer
+        self._parts.add(chunk, task_part, regularizer, outputs[MEMBER_LOGITS], labels)
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -248,9 +265,7 @@ class SigmaNEnsTrainer(Trainer):
         Raises:
             ValueError: The scalers have stopped being finite.
         """
-        if "loss" in logs and self._num_parts:
-            means = self.accelerator.gather((self._parts_sum / self._num_parts)[None]).mean(0).tolist()
-            parts = dict(zip(("task_loss", "regularizer", "disagreement"), means, strict=True))
+        if "loss" in logs and (parts := self._parts.take_means(self.accelerator.gather)):
             if self._temperature is None:
                 parts = {"task_loss": parts["task_loss"]}
             else:
@@ -259,7 +274,6 @@ class SigmaNEnsTrainer(Trainer):
             if problem_type_of(self.model.config) != SINGLE_LABEL:
                 parts.pop("disagreement", None)
             logs |= parts
-            self._parts_sum, self._num_parts = None, 0
         super().log(logs, start_time)
 
     def prediction_step(
@@ -269,7 +283,9 @@ class SigmaNEnsTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Evaluate one batch; see `transformers.Trainer.prediction_step`."""
+        """Evaluate one batch, `member_chunk_size` members at a time; see `transformers.Trainer.prediction_step`."""
+        if self.args.member_chunk_size is not None:
+            model = InMemberChunks(model, self.args.member_chunk_size)
         if self.args.return_member_logits:
             ignored = ignore_keys if ignore_keys is not None else self.model.config.keys_to_ignore_at_inference
             ignore_keys = [*(key for key in ignored if key != MEMBER_LOGITS), *OTHER_OUTPUTS]

@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import EvalPrediction
+from transformers.trainer_utils import PredictionOutput
 
 from .labels import IGNORED_LABEL, SINGLE_LABEL, check_labels
 from .members import active_config, base_model_of, problem_type_of
 from .metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from .outputs import ensemble_logits
+
+# Logit of a choice that is none, at any temperature.
+_NO_CHOICE = -1e4
 
 
 def ensemble_metrics(
@@ -47,6 +51,31 @@ def ensemble_metrics(
             "ece": expected_calibration_error(probabilities, labels[labelled]),
         }
     return metrics | (user_metrics(prediction) if user_metrics is not None else {})
+
+
+def labelled_logits(
+    prediction: PredictionOutput, has_choices: bool, has_member_logits: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ensemble's logits (N, C) of all that has a single label, and the labels (N,).
+
+    Args:
+        prediction: The prediction of examples.
+        has_choices: Whether the classes are choices, of which examples may have different numbers.
+        has_member_logits: Whether the predictions are the members' logits (N, M, ..., C).
+
+    Raises:
+        ValueError: The examples have no labels.
+    """
+    if prediction.label_ids is None:
+        raise ValueError("The calibration examples have no labels.")
+    predictions, labels = prediction.predictions, torch.as_tensor(prediction.label_ids)
+    logits = torch.as_tensor(predictions[0] if isinstance(predictions, tuple) else predictions)
+    if has_choices:  # what examples have fewer of has been padded, and is no choice
+        logits = logits.masked_fill(logits == IGNORED_LABEL, _NO_CHOICE)
+    if has_member_logits:
+        logits = ensemble_logits(logits, SINGLE_LABEL)
+    labelled = labels != IGNORED_LABEL
+    return logits[labelled], labels[labelled]
 
 
 def members_first(predictions: Any) -> Any:

@@ -33,6 +33,10 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
             decayed: decay would pull every gate towards .5.
         return_member_logits: Let `Trainer.predict` return the members' logits (N, M, ..., C) instead of the
             ensemble's (N, ..., C).
+        member_chunk_size: Members that are run at a time, forward and backward, so that the activations of no more
+            than these are in memory. None, or any number above M: all at once. Smaller chunks take longer, for what
+            members share (embeddings, blocks below `branch_layer`) is computed again for each. The loss, the gradients
+            and the predictions stay what they are, but for dropout, whose masks are drawn for each chunk.
 
     Raises:
         ValueError: Both a temperature and a number of members per feature are given, or a value is out of range.
@@ -57,6 +61,9 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
     return_member_logits: bool = field(
         default=False, metadata={"help": "Let Trainer.predict return the members' logits."}
     )
+    member_chunk_size: int | None = field(
+        default=None, metadata={"help": "Members run at a time, to save memory; default all."}
+    )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size per device in training."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Batch size per device in evaluation."})
     warmup_steps: float = field(
@@ -74,6 +81,9 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
             raise ValueError(f"diversity_weight must be finite and not negative, got {self.diversity_weight}.")
         if self.members_per_feature is not None and self.members_per_feature < 1:
             raise ValueError(f"members_per_feature must be at least 1, got {self.members_per_feature}.")
+        size = self.member_chunk_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"member_chunk_size must be a whole number of at least 1, or None, got {size!r}.")
         if isinstance(self.diversity_layers, str):
             raise ValueError(f"diversity_layers must be a list of names, got {self.diversity_layers!r}.")
         if self.diversity_reduction not in DIVERSITY_REDUCTIONS:
