@@ -146,12 +146,13 @@ class SigmaNormModel(BaseTuner):
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter; with the last one the model becomes its plain self again, wrappers aside."""
+        was_active = adapter_name in self.active_adapters
         super().delete_adapter(adapter_name)
         if not self.peft_config:
             self._remove_traces()
-        elif not self.active_adapters:
+        elif was_active:  # peft makes one active in every layer for itself, and none where the others have no norm
             name, config = next(iter(self.peft_config.items()))
-            self.set_adapter(name, config.inference_mode)  # peft finds none where the others have fewer norms
+            self.set_adapter(name, config.inference_mode)
         else:
             self._show_active_labels()
 

@@ -7,7 +7,9 @@ appears under its name when it is whole, so a build that was killed goes on with
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 
 PART_SIZE = 256
 _FEATURES, _ENDS, _EXTRA = "features", "ends", "extra."
+_SECONDS_TO_WRITE_A_PART = 3600
 
 
 class PrefixCache:
@@ -61,7 +64,7 @@ class PrefixCache:
         handle, unfinished = tempfile.mkstemp(dir=self.folder, suffix=".unfinished")
         try:
             os.close(handle)
-            save_file(tensors, unfinished)
+            save_file(tensors, unfinished, self._metadata(part))
             with open(unfinished, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(unfinished, self._path(part))
@@ -87,17 +90,22 @@ class PrefixCache:
         return file.get_slice(_FEATURES)[first:last], extras
 
     def remove_unfinished(self) -> None:
-        """Remove what killed builds have left of parts that they did not finish."""
+        """Remove what killed builds have left of parts that they did not finish; others may be at work right now."""
         for path in self.folder.glob("*.unfinished"):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _SECONDS_TO_WRITE_A_PART:
+                    path.unlink()
 
     def _path(self, part: range) -> Path:
         return self.folder / f"part-{part.start // PART_SIZE:06d}.safetensors"
 
+    def _metadata(self, part: range) -> dict[str, str]:
+        return {"part": f"{self.folder.name}: {part.start} to {part.stop}"}
+
     def _is_whole(self, part: range) -> bool:
         try:
             with safe_open(self._path(part), "pt") as file:  # which checks the file's length
-                return file.get_slice(_ENDS).get_shape() == [len(part)]
+                return file.metadata() == self._metadata(part)
         except (OSError, SafetensorError):
             return False
 
