@@ -55,6 +55,20 @@ class ModelArguments:
     modules_to_save: list[str] | None = field(
         default=None, metadata={"help": "Modules trained as one copy that members share, such as the pooler."}
     )
+    branch_layer: int | None = field(
+        default=None,
+        metadata={
+            "help": "First block of the ensemble that carries members, counted from 0; the blocks before it run once "
+            "for all members. The single model has tuned norms at every depth."
+        },
+    )
+    prefix: Literal["frozen", "shared", "staged"] = field(
+        default="frozen",
+        metadata={
+            "help": "The norms before branch_layer: left as they are, trained as one copy, or first tuned as one "
+            "model's and then frozen."
+        },
+    )
 
 
 def parse_arguments(
@@ -172,7 +186,7 @@ def _settings_of(
         "seed", "num_train_epochs", "max_steps", "learning_rate", "scaler_learning_rate",
         "modules_to_save_learning_rate", "diversity_weight", "diversity_temperature", "members_per_feature",
         "diversity_reduction", "diversity_layers", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "weight_decay", "warmup_steps", "label_smoothing_factor",
+        "weight_decay", "warmup_steps", "label_smoothing_factor", "prefix_epochs", "prefix_dropout",
     ]  # fmt: skip
     settings = {
         "model": asdict(model_args),
@@ -198,6 +212,11 @@ def train_stage(
     stage_dir = Path(training_args.output_dir) / name
     args = stage_arguments(training_args, stage_dir)
     set_seed(args.seed)
+    branch = {}
+    if num_members > 1 and model_args.branch_layer is not None:
+        branch = {"branch_layer": model_args.branch_layer, "prefix": model_args.prefix}
+    else:
+        args.prefix_cache = None  # there is no prefix
     model, processor = ensemble_from_pretrained(
         model_args.model_name_or_path,
         data_args.task,
@@ -208,6 +227,7 @@ def train_stage(
         member_heads={"last": None, "all": "all", "shared": []}[model_args.member_heads],
         head_init=model_args.head_init,
         modules_to_save=model_args.modules_to_save,
+        **branch,
     )
     processor = data_args.adjust(model, processor)
     with args.main_process_first(desc="encoding"):

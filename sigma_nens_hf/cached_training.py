@@ -1,7 +1,7 @@
 """Training over a cache of the prefix: the cache is built or completed first, and batches are made from it."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import Trainer
 
+from .architectures import task_of_class
 from .members import PREFIX_FEATURES, active_branch, base_model_of, take_prefix
 from .prefix_cache import PrefixCache, size_in_bytes
 from .prefix_cache_key import cache_key
@@ -18,6 +19,8 @@ from .trainer_evaluation import temporarily
 PREFIX_INDEX = "prefix_index"
 _PROBED_EXAMPLES = 16
 _MEBIBYTE = 2**20
+# Other positions make other features; another length of the batch alone, in 16 bits, hardly.
+_FAR_OFF = 0.05
 
 
 @contextmanager
@@ -31,34 +34,64 @@ def training_from_cache(trainer: Trainer) -> Iterator[None]:
         ValueError: There is no prefix that could be computed apart; it is trained; augmentation or dropout would make
             its features random; the training data is no `datasets.Dataset`; or the disk is too small.
     """
+    check_can_be_cached(trainer)
+    base_model = base_model_of(trainer.model)
+    dataset = trainer._remove_unused_columns(trainer.train_dataset, description="prefix cache")
+    collator = PrefixCollator(trainer.data_collator, base_model.main_input_name)
+    collator.repeats_image = trainer.args.n_gpu > 1
+    with torch.random.fork_rng():  # a training is the same whether its cache was there or not
+        probe, features = _probe(trainer, dataset)
+        precision = f"{trainer.accelerator.mixed_precision} {features.dtype} {features.device.type}"
+        key = cache_key(base_model, active_branch(base_model), dataset, probe, precision)
+        collator.cache = PrefixCache(trainer.args.prefix_cache, key, len(dataset))
+        collator.image_shape = None if collator.is_text else tuple(probe["pixel_values"].shape[1:])
+        collator.constants = {name: value for name, value in probe.items() if not isinstance(value, torch.Tensor)}
+        with trainer.args.main_process_first(desc="prefix cache"):
+            _complete(trainer, dataset, collator, features)
+    # Images need not be read any more, nor decoded.
+    numbered = NumberedExamples(dataset if collator.is_text else [{}] * len(dataset))
+    with temporarily(trainer, train_dataset=numbered, data_collator=collator):
+        yield
+
+
+class NumberedExamples(torch.utils.data.Dataset):
+    """Examples with their index into a cache.
+
+    Args:
+        examples: The examples, dicts.
+    """
+
+    def __init__(self, examples: Sequence[dict[str, Any]]):
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return an example with its index."""
+        return {**self.examples[index], PREFIX_INDEX: index}
+
+
+def check_can_be_cached(trainer: Trainer) -> None:
+    """Refuse what can be told without looking at examples to have no cache.
+
+    Args:
+        trainer: The trainer of an ensemble.
+
+    Raises:
+        ValueError: There is no prefix that could be computed apart, or the training data is no `datasets.Dataset`.
+    """
     base_model, dataset = base_model_of(trainer.model), trainer.train_dataset
-    if active_branch(base_model) is None:
+    if active_branch(base_model) is None or task_of_class(type(base_model).__name__) == "multiple-choice":
         raise ValueError(
             "prefix_cache needs an ensemble whose members start at a later block: give it a branch_layer (decoders, "
-            "ALBERT and ModernBERT with a mean as its pooling compute all blocks for every member)."
+            "ALBERT, ModernBERT with a mean as its pooling and models for multiple choice can have no cache)."
         )
     if not isinstance(dataset, datasets.Dataset):
         raise ValueError(
             f"prefix_cache needs a datasets.Dataset, by whose content a cache is found again, got "
             f"{type(dataset).__name__}. datasets.Dataset.from_list makes one of examples in memory."
         )
-    dataset = trainer._remove_unused_columns(dataset, description="prefix cache")
-    collator = PrefixCollator(trainer.data_collator, base_model.main_input_name)
-    with torch.random.fork_rng():  # a training is the same whether its cache was there or not
-        probe, features = _probe(trainer, dataset)
-        key = cache_key(base_model, active_branch(base_model), dataset, probe, features)
-        collator.cache = PrefixCache(trainer.args.prefix_cache, key, len(dataset))
-        collator.image_shape = None if collator.is_text else tuple(probe["pixel_values"].shape[1:])
-        collator.constants = {name: value for name, value in probe.items() if not isinstance(value, torch.Tensor)}
-        with trainer.args.main_process_first(desc="prefix cache"):
-            _complete(trainer, dataset, collator, features)
-    indices = range(len(dataset))
-    if collator.is_text:
-        cached = dataset.add_column(PREFIX_INDEX, list(indices))
-    else:
-        cached = datasets.Dataset.from_dict({PREFIX_INDEX: list(indices)})
-    with temporarily(trainer, train_dataset=cached, data_collator=collator):
-        yield
 
 
 class PrefixCollator:
@@ -75,6 +108,8 @@ class PrefixCollator:
         self.cache: PrefixCache | None = None
         self.image_shape: tuple[int, ...] | None = None
         self.constants: dict[str, Any] = {}
+        # torch.nn.DataParallel takes all tensors of a batch apart.
+        self.repeats_image = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Make one batch.
@@ -89,7 +124,7 @@ class PrefixCollator:
         features = [row for row, _ in rows]
         if not self.is_text:
             kept = {name: torch.stack([extras[name] for _, extras in rows]) for name in rows[0][1]}
-            image = torch.zeros(1, *self.image_shape)
+            image = torch.zeros(len(rows) if self.repeats_image else 1, *self.image_shape)
             return {PREFIX_FEATURES: torch.stack(features), "pixel_values": image, **kept, **self.constants}
         batch = self.collator([{k: v for k, v in example.items() if k != PREFIX_INDEX} for example in examples])
         tokens = tokens_of(batch)
@@ -131,7 +166,36 @@ def _probe(trainer: Trainer, dataset: datasets.Dataset) -> tuple[dict[str, Any],
             "prefix_cache: dropout makes the features before branch_layer random. Train without it there, with "
             "prefix_dropout=False, or load the base model without dropout."
         )
+    if base_model_of(trainer.model).main_input_name != "pixel_values":
+        _check_padding(trainer, dataset, indices, batches[0], features[0])
     return dict(batches[0]), features[0]
+
+
+def _check_padding(
+    trainer: Trainer,
+    dataset: datasets.Dataset,
+    indices: list[int],
+    batch: dict[str, Any],
+    features: torch.Tensor,
+) -> None:
+    """Refuse texts whose features hang on how far they are padded, and so on the others of their batch."""
+    tokens = tokens_of(batch)
+    is_sequence = task_of_class(type(base_model_of(trainer.model)).__name__) == "text-classification"
+    if is_sequence and not tokens[:, 0].all():
+        raise ValueError(
+            "prefix_cache: texts are padded on the left, so they would be classified by the features of padding, which "
+            "are not kept. Pad on the right."
+        )
+    shortest = int(tokens.sum(1).argmin())
+    alone = trainer.data_collator([dataset[indices[shortest]]])
+    expected = features[shortest][tokens[shortest].to(features.device)].float()
+    found = _features(trainer, alone)[0][tokens_of(alone)[0].to(features.device)].float()
+    size = expected.abs().max().clamp_min(1)
+    if found.shape != expected.shape or (found - expected).abs().max() > _FAR_OFF * size:
+        raise ValueError(
+            "prefix_cache: the features of a text are others when it is padded further, as with padding on the left "
+            "where positions are counted from there, or without an attention_mask. Pad on the right."
+        )
 
 
 def _features(trainer: Trainer, batch: dict[str, Any]) -> torch.Tensor:

@@ -129,9 +129,7 @@ class SigmaNormLayer(MemberLayer):
         """The pretrained bias (D,), None where the norm has none."""
         return getattr(self.base_layer, "bias", None)
 
-    def update_layer(
-        self, adapter_name: str, config: SigmaNormConfig, role: NormRole = NormRole.MEMBERS
-    ) -> None:
+    def update_layer(self, adapter_name: str, config: SigmaNormConfig, role: NormRole = NormRole.MEMBERS) -> None:
         """Add the scalers and biases of one adapter, (M, D), or (1, D) for a copy that members share.
 
         Args:

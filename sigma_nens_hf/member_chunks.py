@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from .forward_pass import state
 from .labels import SINGLE_LABEL
-from .members import _expanding_hook, active_config, base_model_of, member_subset, problem_type_of
+from .members import active_config, base_model_of, chosen_members, member_subset, problem_type_of
 from .outputs import MEMBER_LOGITS, ensemble_logits
 
 
@@ -56,9 +55,7 @@ def member_chunks(model: nn.Module, size: int) -> list[MemberChunk]:
         model: The ensemble.
         size: Members in a chunk, at least 1.
     """
-    base_model = base_model_of(model)
-    chosen = dict(reversed(state.subsets)).get(_expanding_hook(base_model).model_number)
-    return split_members(chosen or range(active_config(base_model).num_members), size)
+    return split_members(chosen_members(base_model_of(model)), size)
 
 
 def check_can_be_chunked(is_data_parallel: bool, is_deepspeed: bool) -> None:

@@ -82,6 +82,19 @@ def active_config(base_model: nn.Module) -> Any:
     return base_model.peft_config[_expanding_hook(base_model).active_adapter(base_model)]
 
 
+def chosen_members(base_model: nn.Module) -> tuple[int, ...]:
+    """Return the members that take part in the forward passes of a model in this thread; see `member_subset`.
+
+    Args:
+        base_model: The transformers model.
+
+    Raises:
+        ValueError: Not exactly one adapter is active.
+    """
+    chosen = dict(reversed(state.subsets)).get(_expanding_hook(base_model).model_number)
+    return chosen or tuple(range(active_config(base_model).num_members))
+
+
 def _expanding_hook(base_model: nn.Module) -> "ExpandMembers":
     return next(hook for hook in base_model._forward_pre_hooks.values() if isinstance(hook, ExpandMembers))
 
@@ -212,7 +225,7 @@ class ExpandMembers:
         adapter_name = self.active_adapter(base_model)
         config = base_model.peft_config[adapter_name]
         branch, kwargs = _branch_of(base_model, self.branch_blocks[adapter_name], kwargs)
-        members = dict(reversed(state.subsets)).get(self.model_number) or tuple(range(config.num_members))
+        members = chosen_members(base_model)
         if kwargs.get("labels") is not None:
             settle_problem_type(base_model.config, kwargs["labels"])
         check_labels(kwargs, config.num_labels, base_model.config.problem_type)

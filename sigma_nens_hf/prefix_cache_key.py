@@ -12,7 +12,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .architectures import backbone_name
-from .blocks import block_names
+from .blocks import block_names, prefix_modules
 from .layer import MemberLayer, SigmaNormLayer
 from .version import __version__
 
@@ -28,9 +28,7 @@ _NAMES_AND_HEADS = frozenset(
 _READ_AT_ONCE = 1_000
 
 
-def cache_key(
-    model: nn.Module, block: int, dataset: datasets.Dataset, probe: Mapping[str, Any], features: torch.Tensor
-) -> str:
+def cache_key(model: nn.Module, block: int, dataset: datasets.Dataset, probe: Mapping[str, Any], precision: str) -> str:
     """Return the name of the cache that belongs to a model, a dataset and a way to process it.
 
     Texts are known by their tokens, all of them; images by the fingerprint that `datasets` gives a dataset. What a
@@ -41,7 +39,7 @@ def cache_key(
         block: Number of the block at the branch.
         dataset: The examples.
         probe: A batch of a few of them, as the model gets it.
-        features: What the prefix makes of that, for its precision and shape.
+        precision: That of the features and of the computation, and the device.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NAMES_AND_HEADS}
     is_text = model.main_input_name == "input_ids"
@@ -53,37 +51,43 @@ def cache_key(
         "class": type(model).__name__,
         "config": config,
         "block": block,
-        "precision": [str(features.dtype), features.device.type],
+        "precision": precision,
         "weights": _hash_of(_tensors_below(model, block)),
         "examples": _hash_of_texts(dataset) if is_text else f"{len(dataset)} {dataset._fingerprint}",
-        "processing": _hash_of((name, value) for name, value in sorted(probe.items()) if name != "labels"),
+        # Labels of images are kept beside the features, those of texts are not.
+        "processing": _hash_of(
+            (name, value) for name, value in sorted(probe.items()) if not is_text or name != "labels"
+        ),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _tensors_below(model: nn.Module, block: int) -> Iterable[tuple[str, torch.Tensor]]:
+def _tensors_below(model: nn.Module, block: int) -> Iterable[tuple[str, torch.Tensor | float]]:
     """Yield what the prefix computes with, and some frozen weights of the backbone beside the blocks, which do no harm.
 
     Members' own parameters, and copies of modules that are trained, are none of it.
     """
-    above = tuple(f"{name}." for name in block_names(model)[block:])
-    own = [
-        f"{name}."
-        for name, module in model.named_modules()
-        if isinstance(module, AuxiliaryTrainingWrapper)
-        or (isinstance(module, MemberLayer) and not isinstance(module, SigmaNormLayer))
-    ]
-    own += [
-        f"{name}.{kind}."
-        for name, module in model.named_modules()
-        if isinstance(module, SigmaNormLayer)
-        and module.member_adapter is not None
-        and module.carries_members(module.member_adapter)
-        for kind in module.adapter_layer_names
-    ]
+    modules, below = dict(model.named_modules()), prefix_modules(model, block)
+    apart = [f"{name}." for name in block_names(model)[block:]]
+    own = set()
+    for name, module in modules.items():
+        if isinstance(module, AuxiliaryTrainingWrapper) and name not in below:
+            apart.append(f"{name}.modules_to_save.")
+        elif isinstance(module, SigmaNormLayer):
+            active = module.member_adapter
+            own |= {
+                f"{name}.{kind}.{adapter}"
+                for adapter in module.role
+                if adapter != active or module.carries_members(adapter)
+                for kind in module.adapter_layer_names
+            }
+            if name in below and active is not None:
+                yield f"{name}.init_scaler", module.init_scaler[active]
+        elif isinstance(module, MemberLayer):
+            apart.append(f"{name}.")
     for name, tensor in model.state_dict().items():
-        if name.startswith(f"{backbone_name(model)}.") and not name.startswith((*above, *own)):
-            yield name, tensor
+        if name.startswith(f"{backbone_name(model)}.") and name not in own and not name.startswith(tuple(apart)):
+            yield name.replace(".original_module.", ".").replace(".base_layer.", "."), tensor
 
 
 def _hash_of(values: Iterable[tuple[str, Any]]) -> str:

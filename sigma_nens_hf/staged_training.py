@@ -5,7 +5,8 @@ import os
 from typing import Any
 
 import torch
-from transformers import Trainer
+from peft import PeftConfig
+from transformers import EarlyStoppingCallback, Trainer, set_seed
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from .checkpoints import last_complete_checkpoint
@@ -37,9 +38,11 @@ def first_stage_checkpoint(trainer: Trainer) -> str | None:
 
 
 def tune_prefix(trainer: Trainer, resume: bool, **kwargs: Any) -> None:
-    """Train one model, of which the first member stands for the suffix, and start all members from it.
+    """Train one model, of which the first member stands for the suffix, and keep its prefix.
 
-    Its checkpoints are in the folder "prefix" of the output folder. Nothing is evaluated meanwhile.
+    Members then start as if it had not been: where they started from its suffix, they agreed far more. Its checkpoints
+    are in the folder "prefix" of the output folder. Nothing is evaluated or pushed meanwhile. The second stage begins
+    with the seed anew, so that it is the same when the first was resumed.
 
     Args:
         trainer: The trainer of an ensemble.
@@ -57,36 +60,62 @@ def tune_prefix(trainer: Trainer, resume: bool, **kwargs: Any) -> None:
     args = copy.copy(trainer.args)
     args.output_dir = os.path.join(args.output_dir, STAGE_FOLDER)
     args.diversity_weight = 0.0
-    args.eval_strategy, args.load_best_model_at_end = IntervalStrategy.NO, False
+    args.eval_strategy, args.load_best_model_at_end, args.push_to_hub = IntervalStrategy.NO, False, False
     if args.save_strategy == SaveStrategy.BEST:
         args.save_strategy = SaveStrategy.NO
-    if args.prefix_epochs is not None:
+    if args.prefix_epochs is not None and hasattr(trainer.train_dataset, "__len__"):
         args.num_train_epochs, args.max_steps = args.prefix_epochs, -1
     checkpoint = first_stage_checkpoint(trainer) if resume else None
-    with temporarily(trainer, args=args), member_subset(trainer.model, 0):
+    starts = [(parameter, parameter.detach().clone()) for parameter in member_parameters(trainer.model)]
+    callbacks = [one for one in trainer.callback_handler.callbacks if not isinstance(one, EarlyStoppingCallback)]
+    with (
+        temporarily(trainer, args=args),
+        temporarily(trainer.callback_handler, callbacks=callbacks),
+        member_subset(trainer.model, 0),
+    ):
         Trainer.train(trainer, resume_from_checkpoint=checkpoint, **kwargs)
-    trainer.optimizer = None
-    start_members(trainer.model)
+    trainer.optimizer, trainer.model_wrapped = None, trainer.model  # other parameters are trained from now on
+    set_seed(trainer.args.seed)
+    with torch.no_grad():
+        for parameter, start in starts:
+            parameter.copy_(start)
     freeze_prefix(trainer.model)
 
 
-@torch.no_grad()
-def start_members(model: torch.nn.Module) -> None:
-    """Give all members the norms of the first one, with the start noise of each, and the heads of the first one.
+def take_tuned_prefix(trainer: Trainer, checkpoint: str | os.PathLike) -> None:
+    """Take the tuned norms from a checkpoint of the second stage, which they do not change in any more.
+
+    Args:
+        trainer: The trainer of an ensemble.
+        checkpoint: The checkpoint.
+
+    Raises:
+        ValueError: It is one of the first stage.
+    """
+    if not PeftConfig.from_pretrained(os.fspath(checkpoint)).prefix_is_tuned:
+        raise ValueError(
+            f"{checkpoint} is of the first stage of prefix='staged'. Go on from there with resume_from_checkpoint=True "
+            "and the same output_dir."
+        )
+    trainer._load_from_checkpoint(checkpoint)
+    freeze_prefix(trainer.model)
+
+
+def member_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return what each member of the active adapter has for its own: scalers, biases and heads.
 
     Args:
         model: The ensemble.
     """
-    config = active_config(base_model_of(model))
-    for layer in model.modules():
-        if isinstance(layer, MemberLayer) and (name := layer.member_adapter) is not None:
-            for kind in layer.adapter_layer_names:
-                if name in getattr(layer, kind):
-                    stacked = getattr(layer, kind)[name]
-                    stacked.copy_(stacked[:1].expand_as(stacked))
-            if isinstance(layer, SigmaNormLayer) and layer.carries_members(name):
-                scaler = layer.sigma_norm_scaler[name]
-                scaler.add_(torch.randn_like(scaler) * config.init_scaler_std)
+    layers = [layer for layer in model.modules() if isinstance(layer, MemberLayer) and layer.member_adapter is not None]
+    own = [
+        layer
+        for layer in layers
+        if not isinstance(layer, SigmaNormLayer) or layer.carries_members(layer.member_adapter)
+    ]
+    stacks = [getattr(layer, kind) for layer in own for kind in layer.adapter_layer_names]
+    name = layers[0].member_adapter
+    return [stack[name] for stack in stacks if name in stack]
 
 
 def freeze_prefix(model: torch.nn.Module) -> None:

@@ -9,17 +9,20 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from .blocks import prefix_modules
+from .cached_training import PREFIX_INDEX, check_can_be_cached, training_from_cache
 from .calibration import TemperatureFit, check_can_be_calibrated, fit_temperature
 from .checkpoints import last_complete_checkpoint
 from .labels import SINGLE_LABEL, settle_problem_type
 from .loss_parts import LossParts
 from .losses import task_loss
 from .member_chunks import InMemberChunks, MemberChunk, check_can_be_chunked, member_chunks
-from .members import active_config, base_model_of, member_subset, problem_type_of
+from .members import active_branch, active_config, base_model_of, member_subset, problem_type_of
 from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
+from .staged_training import first_stage_checkpoint, has_first_stage, take_tuned_prefix, tune_prefix
 from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, labelled_logits, members_first, temporarily
 from .training_args import SigmaNEnsTrainingArguments
 
@@ -81,21 +84,42 @@ class SigmaNEnsTrainer(Trainer):
             ValueError: No parameter is trainable, there is no complete checkpoint to resume from, a checkpoint does
                 not fit the model, or the scalers have stopped being finite.
         """
-        if resume_from_checkpoint is True:
+        is_staged, resumes_last = has_first_stage(self), resume_from_checkpoint is True
+        if resumes_last:
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
-            if resume_from_checkpoint is None:
+            has_begun = is_staged and first_stage_checkpoint(self) is not None
+            if resume_from_checkpoint is None and not has_begun:
                 raise ValueError(f"There is no complete checkpoint in {self.args.output_dir} to resume from.")
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ValueError(
                 "No parameter of the model is trainable. Load an adapter that is to be trained further with "
                 "`load_ensemble(..., is_trainable=True)` or `PeftModel.from_pretrained(..., is_trainable=True)`."
             )
+        if self.args.prefix_cache:
+            check_can_be_cached(self)
         recipe = training_recipe(self.args, self._temperature, self.train_dataset)
         config = active_config(base_model_of(self.model))
         config.training_recipe = recipe
         config.use_calibration(False)
         config.calibration_temperature = None  # it was that of other weights
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        if is_staged and resume_from_checkpoint:
+            take_tuned_prefix(self, resume_from_checkpoint)
+        elif is_staged:
+            tune_prefix(self, resumes_last, **kwargs)
+        with training_from_cache(self) if self.args.prefix_cache else nullcontext():
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def set_prefix_mode(self) -> None:
+        """Switch dropout off in what runs before the branch, if `prefix_dropout` says so."""
+        base_model = base_model_of(self.model)
+        block = active_branch(base_model)
+        if not self.args.prefix_dropout and block is not None:
+            for module in prefix_modules(base_model, block).values():
+                module.training = False
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, PREFIX_INDEX]))
 
     def calibrate(self, calibration_dataset: Any) -> TemperatureFit:
         """Fit the temperature of the pooled prediction, and note it in the adapter's config, which stores it.
@@ -198,6 +222,8 @@ class SigmaNEnsTrainer(Trainer):
             raise ValueError(f"No labels among the inputs ({', '.join(inputs)}), so there is no loss.")
         if labels is not None:
             self._settle_problem_type(labels)
+        if model.training:
+            self.set_prefix_mode()
         outputs = model(**inputs, return_dict=True)
         loss = self._member_loss(outputs, labels, num_items_in_batch)
         if model.training:

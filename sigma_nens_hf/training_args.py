@@ -31,6 +31,13 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         modules_to_save_learning_rate: Learning rate of the modules that the members share.
         weight_decay: For the weights of shared modules only. Scalers, biases and member heads are never
             decayed: decay would pull every gate towards .5.
+        prefix_epochs: Passes over the data in the first stage of `prefix="staged"`. One by default: a prefix that has
+            seen its data often makes members overconfident. None, and for data of no known length: as many as in the
+            second.
+        prefix_dropout: Whether dropout acts in training on what runs before `branch_layer` as well.
+        prefix_cache: Folder in which the features before `branch_layer` are kept, computed once for every example, so
+            that training runs the blocks behind it alone. Only with a frozen or staged prefix, without augmentation
+            and with `prefix_dropout=False`, since features must always be the same.
         return_member_logits: Let `Trainer.predict` return the members' logits (N, M, ..., C) instead of the
             ensemble's (N, ..., C).
         member_chunk_size: Members that are run at a time, forward and backward, so that the activations of no more
@@ -58,6 +65,13 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
     modules_to_save_learning_rate: float = field(
         default=2e-4, metadata={"help": "Learning rate of the modules that members share."}
     )
+    prefix_epochs: float | None = field(
+        default=1.0, metadata={"help": "Epochs of the first stage of a staged prefix; None: as in the second."}
+    )
+    prefix_dropout: bool = field(default=True, metadata={"help": "Whether dropout acts before branch_layer as well."})
+    prefix_cache: str | None = field(
+        default=None, metadata={"help": "Folder in which features before branch_layer are kept, computed once."}
+    )
     return_member_logits: bool = field(
         default=False, metadata={"help": "Let Trainer.predict return the members' logits."}
     )
@@ -84,6 +98,8 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         size = self.member_chunk_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"member_chunk_size must be a whole number of at least 1, or None, got {size!r}.")
+        if self.prefix_epochs is not None and not (math.isfinite(self.prefix_epochs) and self.prefix_epochs > 0):
+            raise ValueError(f"prefix_epochs must be finite and positive, got {self.prefix_epochs}.")
         if isinstance(self.diversity_layers, str):
             raise ValueError(f"diversity_layers must be a list of names, got {self.diversity_layers!r}.")
         if self.diversity_reduction not in DIVERSITY_REDUCTIONS:

@@ -51,6 +51,23 @@ def test_streamed_run_trains_and_reports_every_example_once(main, arguments, tmp
     load_ensemble(tmp_path / "out" / "ensemble" / "adapter")
 
 
+def test_members_of_late_blocks_are_trained_over_a_cached_prefix(main, kind, arguments, tmp_path):
+    branch = ["--branch_layer", "1", "--prefix", "staged", "--prefix_dropout", "False"]
+    cached = [*arguments, *branch, "--prefix_cache", str(tmp_path / "prefixes")]
+    if kind == "image":
+        with pytest.raises(ValueError, match="pixel_values of the same examples differs"):
+            main([*cached, "--compare_single", "False"])
+        cached += ["--augmentation", "none", "--output_dir", str(tmp_path / "plain")]
+    folder = tmp_path / ("plain" if kind == "image" else "out")
+    single, ensemble = main(cached)
+    assert single.num_examples == ensemble.num_examples == NUM_REPORT
+    assert len(list((tmp_path / "prefixes").glob("*/part-000000.safetensors"))) == 1
+    model, _ = load_ensemble(folder / "ensemble" / "adapter")
+    config = model.peft_config["default"]
+    assert (config.branch_layer, config.prefix, config.prefix_is_tuned) == (1, "staged", True)
+    assert load_ensemble(folder / "single" / "adapter")[0].peft_config["default"].branch_layer is None
+
+
 def test_stream_without_a_number_of_steps_is_refused(main, arguments):
     with pytest.raises(ValueError, match="with streaming pass max_steps"):
         main([*arguments, "--streaming"])
