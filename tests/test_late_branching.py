@@ -15,7 +15,7 @@ from sigma_nens_hf.members import PREFIX_FEATURES, active_branch, base_model_of,
 
 TOLERANCE = 1e-5
 LATE = [name for name in tiny.ARCHITECTURES if can_branch(name)]
-FAST = ("bert", "deberta_v2", "modernbert", "vit", "dinov3", "swin", "convnext", "bert-choice")
+FAST = ("deberta_v2", "vit", "swin", "bert-choice")
 
 
 def representatives(names=LATE, fast=FAST):
@@ -97,9 +97,7 @@ def test_late_branch_computes_what_rows_repeated_at_the_inputs_do(architecture, 
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 11, 16, 17, 18, 8])
-@pytest.mark.parametrize(
-    "architecture", representatives(fast=("mpnet", "deberta_v3", "modernbert", "dinov3", "swinv2", "beit"))
-)
+@pytest.mark.parametrize("architecture", representatives(fast=("mpnet", "deberta_v3", "modernbert", "dinov3")))
 @torch.no_grad()
 def test_batch_as_large_as_another_dimension(architecture, batch_size):
     """4 heads, members, patches in a row; 11 tokens; 16 patches, and one or two more with class and distillation."""
@@ -281,7 +279,9 @@ def test_prefix_that_is_not_there_is_refused(model, architecture, asked):
     assert model(**batch).member_logits.shape[1] == 4
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta_v3", "modernbert", "electra"])
+@pytest.mark.parametrize(
+    "architecture", representatives(["bert", "roberta", "deberta_v3", "modernbert", "electra"], ("bert", "modernbert"))
+)
 @torch.no_grad()
 def test_further_arguments_of_texts(architecture):
     model = late(architecture)
@@ -385,9 +385,7 @@ def test_copies_branch_late_too(architecture):
             assert torch.equal(other(**batch).member_logits, expected)
 
 
-@pytest.mark.parametrize(
-    "architecture", representatives(fast=("bert", "modernbert", "vit", "swin", "convnext", "bert-choice"))
-)
+@pytest.mark.parametrize("architecture", representatives(fast=("vit",)))
 @torch.no_grad()
 def test_compiled_model_is_one_graph_and_branches_late(architecture):
     model = late(architecture)
@@ -409,7 +407,7 @@ CHECKPOINTED = [name for name in LATE if tiny.model_class(name).supports_gradien
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("prefix", ["frozen", "shared"])
-@pytest.mark.parametrize("architecture", representatives(CHECKPOINTED, ("bert", "vit", "swin")))
+@pytest.mark.parametrize("architecture", representatives(CHECKPOINTED, ("bert", "swin")))
 def test_checkpointed_blocks_branch_late_when_they_are_replayed(architecture, prefix, use_reentrant):
     for branch_layer in (0, num_blocks(architecture) - 1):
         model = late(architecture, branch_layer, prefix=prefix)
