@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
-from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, ensemble_from_pretrained
+from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, SigmaNormLayer, ensemble_from_pretrained
+from sigma_nens_hf.layer import NormRole
 from sigma_nens_hf.optimizer_groups import parameter_groups
 from sigma_nens_hf.outputs import MEMBER_LOGITS
 
@@ -105,12 +106,25 @@ KINDS = {
 
 
 def trained_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return what of a model is trained, and so what has to be stored.
+    """Return what of a model has been trained and has to be stored; norms of a staged prefix are frozen by now.
 
     Args:
         model: The model.
     """
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    tuned_before = {
+        id(parameter)
+        for layer in model.modules()
+        if isinstance(layer, SigmaNormLayer)
+        for adapter_name, role in layer.role.items()
+        if role is NormRole.FROZEN
+        for kind in layer.adapter_layer_names
+        if (parameter := getattr(layer, kind).get(adapter_name)) is not None
+    }
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or id(parameter) in tuned_before
+    }
 
 
 @torch.no_grad()

@@ -17,10 +17,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sigma_nens_hf import SigmaNEnsTrainingArguments, SigmaNormConfig, SigmaNormLayer, diversity_regularizer
+from sigma_nens_hf.call_arguments import PREFIX_FEATURES
 from sigma_nens_hf.config import FROZEN, SHARED
 from sigma_nens_hf.labels import SINGLE_LABEL
 from sigma_nens_hf.losses import task_loss
-from sigma_nens_hf.members import PREFIX_FEATURES, base_model_of, take_prefix
+from sigma_nens_hf.members import base_model_of, take_prefix
 from sigma_nens_hf.outputs import MEMBER_LOGITS
 from sigma_nens_hf.training_args import DEFAULT_DIVERSITY_TEMPERATURE
 

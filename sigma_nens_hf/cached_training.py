@@ -11,7 +11,8 @@ from tqdm.auto import tqdm
 from transformers import Trainer
 
 from .architectures import task_of_class
-from .members import PREFIX_FEATURES, active_branch, base_model_of, take_prefix
+from .call_arguments import PREFIX_FEATURES
+from .members import active_branch, base_model_of, take_prefix
 from .prefix_cache import PrefixCache, size_in_bytes
 from .prefix_cache_key import cache_key
 from .trainer_evaluation import temporarily

@@ -6,25 +6,18 @@ model, so two hooks on that model serve them all.
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from .architectures import task_of_class
+from .call_arguments import TAKE_PREFIX, batch_size_of, branch_of, repeat_arguments
 from .forward_pass import CheckpointWithMembers, ForwardPass, replay_blocks_with_members, state
 from .labels import SINGLE_LABEL, check_labels, settle_problem_type
-from .late_branching import Branch, install_branch_hooks, remove_branch_hooks
+from .late_branching import install_branch_hooks, remove_branch_hooks
 from .outputs import reduce_members
-
-# Arguments whose first dimension is never the batch, whatever their size.
-_NOT_BATCHED = frozenset({"head_mask", "cache_position", "logits_to_keep"})
-# With late branching these alone are repeated at the inputs: blocks do not see them.
-_BESIDE_BLOCKS = frozenset({"labels", "num_items_in_batch"})
-# Arguments of the ensemble that its base model does not have.
-PREFIX_FEATURES, TAKE_PREFIX = "prefix_features", "take_prefix"
 
 _model_numbers = itertools.count()
 
@@ -224,20 +217,17 @@ class ExpandMembers:
             raise ValueError("A cache of keys and values cannot be given: its rows are not those of the members.")
         adapter_name = self.active_adapter(base_model)
         config = base_model.peft_config[adapter_name]
-        branch, kwargs = _branch_of(base_model, self.branch_blocks[adapter_name], kwargs)
+        branch, kwargs = branch_of(base_model, self.branch_blocks[adapter_name], kwargs)
         members = chosen_members(base_model)
         if kwargs.get("labels") is not None:
             settle_problem_type(base_model.config, kwargs["labels"])
         check_labels(kwargs, config.num_labels, base_model.config.problem_type)
         has_features = branch is not None and branch.features is not None
-        batch_size = len(branch.features) if has_features else _batch_size(base_model, kwargs)
+        batch_size = len(branch.features) if has_features else batch_size_of(base_model, kwargs)
         is_single = branch is not None and branch.taken is not None
         num_rows = len(members) * (1 if is_single else batch_size)
         forward_pass = ForwardPass(self.model_number, members, num_rows, return_dict, state.forward_pass, branch)
-        expanded = {
-            name: _repeat(name, value, batch_size, len(members)) if branch is None or name in _BESIDE_BLOCKS else value
-            for name, value in kwargs.items()
-        }
+        expanded = repeat_arguments(kwargs, batch_size, len(members), branch)
         if base_model.training and torch.is_grad_enabled():
             replay_blocks_with_members(base_model)
         state.forward_pass = forward_pass
@@ -279,52 +269,3 @@ def problem_type_of(config: Any) -> str:
     if config.problem_type is not None:
         return config.problem_type
     return "regression" if config.num_labels == 1 else SINGLE_LABEL
-
-
-def _branch_of(
-    base_model: nn.Module, block: int | None, kwargs: dict[str, Any]
-) -> tuple[Branch | None, dict[str, Any]]:
-    """Return where the rows of a call are repeated, and its arguments without those about the prefix.
-
-    Raises:
-        ValueError: A prefix is given or asked for where there is none.
-    """
-    kwargs = dict(kwargs)
-    features, taken = kwargs.pop(PREFIX_FEATURES, None), kwargs.pop(TAKE_PREFIX, None)
-    # Of these the caller wants those of all members, from the first block on.
-    for name in ("output_hidden_states", "output_attentions"):
-        if kwargs.get(name) or (kwargs.get(name) is None and getattr(base_model.config, name, False)):
-            block = None
-    has_choices = task_of_class(type(base_model).__name__) == "multiple-choice"  # an example is more than one row
-    if block is not None and not (has_choices and (features is not None or taken is not None)):
-        if features is not None and base_model.main_input_name == "pixel_values":
-            # Only the size of the images counts, which goes with some models from block to block.
-            kwargs["pixel_values"] = kwargs["pixel_values"][:1]
-        return Branch(block, features, taken), kwargs
-    if features is not None or taken is not None:
-        raise ValueError(
-            "The ensemble has no prefix that could be computed apart: give it a branch_layer (decoders, ALBERT, "
-            "ModernBERT with a mean as its pooling and models for multiple choice can have none), and ask for no "
-            "hidden states or attentions."
-        )
-    return None, kwargs
-
-
-def _batch_size(base_model: nn.Module, kwargs: dict[str, Any]) -> int:
-    for name in (base_model.main_input_name, "inputs_embeds", *kwargs):
-        value = kwargs.get(name)
-        if isinstance(value, torch.Tensor) and value.dim():
-            return value.shape[0]
-    raise ValueError(f"No tensor among the arguments {sorted(kwargs)} tells the size of the batch.")
-
-
-def _repeat(name: str, value: Any, batch_size: int, num_members: int) -> Any:
-    if name == "num_items_in_batch" and value is not None:
-        return value * num_members
-    if isinstance(value, Mapping):  # masks by the kind of layer
-        return {key: _repeat(key, item, batch_size, num_members) for key, item in value.items()}
-    if not isinstance(value, torch.Tensor) or name in _NOT_BATCHED or (name == "position_ids" and value.dim() == 1):
-        return value
-    if not value.dim() or value.shape[0] != batch_size:
-        return value
-    return value.repeat(num_members, *[1] * (value.dim() - 1))

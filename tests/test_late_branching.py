@@ -10,8 +10,9 @@ from test_blocks import can_branch, num_blocks
 
 from sigma_nens_hf import SigmaNormConfig, extract_member, load_ensemble, member_subset
 from sigma_nens_hf.blocks import block_names
+from sigma_nens_hf.call_arguments import PREFIX_FEATURES
 from sigma_nens_hf.late_branching import RepeatRows
-from sigma_nens_hf.members import PREFIX_FEATURES, active_branch, base_model_of, branch_at, take_prefix
+from sigma_nens_hf.members import active_branch, base_model_of, branch_at, take_prefix
 
 TOLERANCE = 1e-5
 LATE = [name for name in tiny.ARCHITECTURES if can_branch(name)]
