@@ -73,7 +73,7 @@ class Shape:
 
 SHAPES = {
     "minilm": Shape(False, 6, 384, 12, 1536, batch_size=8, length=64),
-    "vit": Shape(True, 12, 384, 6, 1536, batch_size=1, length=224),
+    "vit": Shape(True, 12, 384, 6, 1536, batch_size=4, length=224),
 }
 # An accelerator is idle for most of the time with the batches above.
 DEVICE_BATCHES = {"minilm": {"batch_size": 64, "length": 128}, "vit": {"batch_size": 32}}

@@ -70,13 +70,17 @@ class RepeatRows:
             elif branch.features is not None:
                 hidden_states = branch.features.to(hidden_states.dtype)
             hidden_states = _repeat(hidden_states, num_members)
-        num_rows = hidden_states.shape[0] // num_members
         if is_single:
             arguments = _map_batched(arguments, lambda tensor: tensor[:1])
-        elif num_rows > 1:  # a single row is broadcast
-            arguments = _map_batched(
-                arguments, lambda tensor: _repeat(tensor, num_members) if tensor.shape[0] == num_rows else tensor
-            )
+        if self.number >= branch.block:
+            num_rows = hidden_states.shape[0] // num_members
+
+            def repeated(tensor: torch.Tensor) -> torch.Tensor:
+                # A single row is broadcast, but for masks of tokens: flash attention counts their rows.
+                is_wanted = tensor.shape[0] == num_rows and (num_rows > 1 or tensor.dim() == 2)
+                return _repeat(tensor, num_members) if is_wanted else tensor
+
+            arguments = _map_batched(arguments, repeated)
         return (hidden_states,), arguments
 
 

@@ -11,7 +11,8 @@ from test_blocks import can_branch, num_blocks
 from sigma_nens_hf import SigmaNormConfig, extract_member, load_ensemble, member_subset
 from sigma_nens_hf.blocks import block_names
 from sigma_nens_hf.call_arguments import PREFIX_FEATURES
-from sigma_nens_hf.late_branching import RepeatRows
+from sigma_nens_hf.forward_pass import ForwardPass, InForwardPass
+from sigma_nens_hf.late_branching import Branch, RepeatRows
 from sigma_nens_hf.members import active_branch, base_model_of, branch_at, take_prefix
 
 TOLERANCE = 1e-5
@@ -481,3 +482,15 @@ def test_failed_forward_leaves_no_branch_open():
     with pytest.raises(RuntimeError, match="outside a forward pass"):
         base_model_of(model).bert(batch["input_ids"])
     assert torch.equal(model(**batch).member_logits, expected)
+
+
+@pytest.mark.parametrize("taken", [None, []])
+@pytest.mark.parametrize(("dimensions", "rows"), [(2, 3), (4, 1)])
+def test_mask_of_a_single_example_has_the_rows_that_attention_counts(dimensions, rows, taken):
+    """Flash attention, which does not run here, is given a mask of tokens; others one that is broadcast."""
+    hook = RepeatRows(1, ("hidden_states", "attention_mask"))
+    hidden_states, mask = torch.randn(3, 5, 8), torch.ones(1, *[1] * (dimensions - 2), 5)
+    forward_pass = ForwardPass(0, (0, 1, 2), 3, True, None, Branch(0, taken=taken))
+    (found,), arguments = InForwardPass(hook, forward_pass)(None, (hidden_states, mask), {})
+    assert torch.equal(found, hidden_states)
+    assert arguments["attention_mask"].shape == (rows, *mask.shape[1:])
