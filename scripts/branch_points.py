@@ -10,19 +10,16 @@ again, also with more seeds, the script goes on where it was. Several processes 
 seeds of its own with `--train_only`.
 """
 
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import transformers
 from baseline_report import RUN_FILE, markdown, mean_of, read_answers
 from baseline_report import Method as ReportedMethod
 from baselines import ensemble
-from comparison_runs import DEFAULTS, common_arguments, comparison_splits, train_and_ask
+from comparison_runs import DEFAULTS, RunArguments, common_arguments, comparison_splits, train_and_ask
 from datasets import Dataset
-from demo_assets import minilm_folder
 from rich.console import Console
 from splits import LABELS
 from stages import parse_arguments, remember_settings
@@ -38,26 +35,15 @@ HELD_OUT = "held-out sentences"
 
 
 @dataclass
-class BranchArguments:
+class BranchArguments(RunArguments):
     """What is compared."""
 
-    output_dir: str = field(metadata={"help": "Folder for everything that is written."})
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "BERT-like checkpoint; default: the packaged MiniLM encoder."}
-    )
-    offline_assets: bool = field(
-        default=False, metadata={"help": "Use packaged movie-review sentences instead of a dataset of the Hub."}
-    )
     members: list[int] = field(default_factory=lambda: [4, 8], metadata={"help": "Numbers of members M."})
     prefixes: list[str] = field(
         default_factory=lambda: list(PREFIXES), metadata={"help": f"What becomes of the prefix: {', '.join(PREFIXES)}."}
     )
     branch_layers: list[int] | None = field(default=None, metadata={"help": "Branch points; default: every block."})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds of initialisation and order."})
-    num_train_epochs: float = field(default=3, metadata={"help": "Passes over the training sentences."})
     diversity_weight: float | None = field(default=None, metadata={"help": "Lambda; default: the trainer's."})
-    resamples: int = field(default=1_000, metadata={"help": "Bootstrap draws for the intervals of differences."})
-    train_only: bool = field(default=False, metadata={"help": "Train what is missing; no table."})
 
 
 @dataclass(frozen=True)
@@ -107,9 +93,9 @@ def main(argv: list[str] | None = None) -> None:
     if unknown:
         raise ValueError(f"There is no prefix {sorted(unknown)}, only {list(PREFIXES)}.")
     output_dir = Path(arguments.output_dir)
-    remember_settings(output_dir, _settings(arguments, data_args), has_begun=any(output_dir.glob(f"*/{RUN_FILE}")))
-    checkpoint = arguments.model_name_or_path or str(minilm_folder())
-    num_blocks = AutoConfig.from_pretrained(checkpoint).num_hidden_layers
+    settings = arguments.settings(data_args, "diversity_weight")
+    remember_settings(output_dir, settings, has_begun=any(output_dir.glob(f"*/{RUN_FILE}")))
+    num_blocks = AutoConfig.from_pretrained(arguments.checkpoint).num_hidden_layers
     splits = comparison_splits(data_args, arguments.offline_assets)
     console = Console()
     for seed in arguments.seeds:
@@ -117,18 +103,12 @@ def main(argv: list[str] | None = None) -> None:
             folder = output_dir / f"{point.name}-seed{seed}-0"
             if not (folder / RUN_FILE).exists():
                 console.print(f"training {folder.name}")
-                trainer = _make_trainer(point, checkpoint, 1_000 * seed, splits, data_args, arguments)
+                trainer = _make_trainer(point, 1_000 * seed, splits, data_args, arguments)
                 train_and_ask(trainer, folder, splits, data_args)
     if not arguments.train_only:
         report = report_of(output_dir, list(_branch_points(arguments, num_blocks)), num_blocks, arguments)
         (output_dir / REPORT_FILE).write_text(report)
         print(report)
-
-
-def _settings(arguments: BranchArguments, data_args: TextArguments) -> dict[str, Any]:
-    settings = {name: getattr(arguments, name) for name in ("offline_assets", "num_train_epochs", "diversity_weight")}
-    settings["model"] = os.path.basename(arguments.model_name_or_path or str(minilm_folder()))
-    return {"comparison": settings, "data": asdict(data_args)}
 
 
 def _branch_points(arguments: BranchArguments, num_blocks: int) -> Iterator[BranchPoint]:
@@ -143,7 +123,6 @@ def _branch_points(arguments: BranchArguments, num_blocks: int) -> Iterator[Bran
 
 def _make_trainer(
     point: BranchPoint,
-    checkpoint: str,
     seed: int,
     splits: dict[str, Dataset],
     data_args: TextArguments,
@@ -152,7 +131,9 @@ def _make_trainer(
     """Make the trainer of a fresh ensemble; those of a seed start from the same random numbers."""
     set_seed(seed)
     config = {} if point.prefix is None else {"branch_layer": point.layer, "prefix": point.prefix}
-    model, tokenizer = ensemble(checkpoint, splits["calibration"].features[LABELS].names, point.num_members, **config)
+    model, tokenizer = ensemble(
+        arguments.checkpoint, splits["calibration"].features[LABELS].names, point.num_members, **config
+    )
     training = common_arguments(arguments.output_dir, arguments.num_train_epochs, seed)
     if arguments.diversity_weight is not None:
         training["diversity_weight"] = arguments.diversity_weight

@@ -12,19 +12,17 @@ processes may work on one folder if each is given seeds of its own with `--train
 """
 
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import transformers
 from baseline_costs import measure_costs
 from baseline_report import DROPOUT_KIND, RUN_FILE, report_of
 from baselines import KINDS
-from comparison_runs import BATCH_SIZE, DEFAULTS, common_arguments, comparison_splits, train_and_ask
+from comparison_runs import BATCH_SIZE, DEFAULTS, RunArguments, common_arguments, comparison_splits, train_and_ask
 from datasets import Dataset
-from demo_assets import minilm_folder, sentiment_shifts
+from demo_assets import sentiment_shifts
 from rich.console import Console
 from splits import LABELS, check_splits
 from stage_report import write_json
@@ -37,32 +35,21 @@ COST_EXAMPLES = 128
 
 
 @dataclass
-class ComparisonArguments:
+class ComparisonArguments(RunArguments):
     """What is compared."""
 
-    output_dir: str = field(metadata={"help": "Folder for everything that is written."})
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "BERT-like checkpoint; default: the packaged MiniLM encoder."}
-    )
-    offline_assets: bool = field(
-        default=False, metadata={"help": "Use packaged movie-review sentences instead of a dataset of the Hub."}
-    )
     num_members: int = field(default=4, metadata={"help": "Number of members M, and of models in a deep ensemble."})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds of initialisation and order."})
     full_seeds: list[int] | None = field(
         default=None, metadata={"help": "Seeds of the full fine-tunes, which take longest; default: all."}
     )
     kinds: list[str] = field(
         default_factory=lambda: list(KINDS), metadata={"help": f"Models that are trained: {', '.join(KINDS)}."}
     )
-    num_train_epochs: float = field(default=3, metadata={"help": "Passes over the training sentences."})
     dropout_passes: int = field(default=8, metadata={"help": "Passes of MC dropout."})
     max_shift_samples: int = field(default=1_000, metadata={"help": "Sentences of each shift."})
     learning_rate: float | None = field(
         default=None, metadata={"help": "In place of the learning rate that a kind has of its own, to choose it."}
     )
-    resamples: int = field(default=1_000, metadata={"help": "Bootstrap draws for the intervals of differences."})
-    train_only: bool = field(default=False, metadata={"help": "Train what is missing; no costs, no table."})
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -74,7 +61,8 @@ def main(argv: list[str] | None = None) -> None:
     if unknown:
         raise ValueError(f"There is no kind of model {sorted(unknown)}, only {list(KINDS)}.")
     output_dir = Path(arguments.output_dir)
-    remember_settings(output_dir, _settings(arguments, data_args), has_begun=any(output_dir.glob(f"*/{RUN_FILE}")))
+    settings = arguments.settings(data_args, "num_members", "dropout_passes", "max_shift_samples", "learning_rate")
+    remember_settings(output_dir, settings, has_begun=any(output_dir.glob(f"*/{RUN_FILE}")))
     splits = _splits(arguments, data_args)
     console = Console()
     for kind, seed, index in _wanted_runs(arguments):
@@ -98,20 +86,6 @@ def main(argv: list[str] | None = None) -> None:
     report = report_of(output_dir, arguments.seeds, arguments.num_members, costs, arguments.resamples)
     (output_dir / REPORT_FILE).write_text(report)
     print(report)
-
-
-def _settings(arguments: ComparisonArguments, data_args: TextArguments) -> dict[str, Any]:
-    names = [
-        "offline_assets",
-        "num_members",
-        "num_train_epochs",
-        "dropout_passes",
-        "max_shift_samples",
-        "learning_rate",
-    ]
-    settings = {name: getattr(arguments, name) for name in names}
-    settings["model"] = os.path.basename(arguments.model_name_or_path or str(minilm_folder()))
-    return {"comparison": settings, "data": asdict(data_args)}
 
 
 def _splits(arguments: ComparisonArguments, data_args: TextArguments) -> dict[str, Dataset]:
@@ -139,7 +113,7 @@ def _make_trainer(
     """Make a fresh model of a kind, with the training data of all."""
     set_seed(seed)
     trainer = KINDS[kind].make(
-        arguments.model_name_or_path or str(minilm_folder()),
+        arguments.checkpoint,
         splits["calibration"].features[LABELS].names,
         arguments.num_members if KINDS[kind].has_members else 1,
         arguments.learning_rate or KINDS[kind].learning_rate,

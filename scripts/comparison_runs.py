@@ -1,6 +1,8 @@
 """What comparisons of models have in common: the splits, the training arguments, and a run from training to answers."""
 
+import os
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from baseline_report import LOGITS_FILE, RUN_FILE
 from baselines import member_logits, trained_parameters
 from datasets import Dataset
-from demo_assets import sst2_like
+from demo_assets import minilm_folder, sst2_like
 from hardware import has_fast_bf16
 from safetensors.torch import save
 from splits import LABELS, carve, check_splits, load_splits
@@ -19,6 +21,39 @@ from transformers import Trainer
 
 BATCH_SIZE = 32
 DEFAULTS = {"max_train_samples": 3_000, "calibration_fraction": 0.2}
+
+
+@dataclass
+class RunArguments:
+    """What every comparison is told."""
+
+    output_dir: str = field(metadata={"help": "Folder for everything that is written."})
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "BERT-like checkpoint; default: the packaged MiniLM encoder."}
+    )
+    offline_assets: bool = field(
+        default=False, metadata={"help": "Use packaged movie-review sentences instead of a dataset of the Hub."}
+    )
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds of initialisation and order."})
+    num_train_epochs: float = field(default=3, metadata={"help": "Passes over the training sentences."})
+    resamples: int = field(default=1_000, metadata={"help": "Bootstrap draws for the intervals of differences."})
+    train_only: bool = field(default=False, metadata={"help": "Train what is missing; no table."})
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint that all models start from."""
+        return self.model_name_or_path or str(minilm_folder())
+
+    def settings(self, data_args: TextArguments, *names: str) -> dict[str, dict[str, Any]]:
+        """Return what two calls must share to work on one folder.
+
+        Args:
+            data_args: Which sentences.
+            *names: Names of the arguments that count, beside those of every comparison.
+        """
+        names = ("offline_assets", "num_train_epochs", *names)
+        settings = {name: getattr(self, name) for name in names}
+        return {"comparison": settings | {"model": os.path.basename(self.checkpoint)}, "data": asdict(data_args)}
 
 
 def comparison_splits(data_args: TextArguments, offline_assets: bool) -> dict[str, Dataset]:
