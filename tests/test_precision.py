@@ -47,7 +47,7 @@ def test_trained_parameters_survive_saving_bit_by_bit(architecture, dtype, low_c
         assert torch.equal(loaded(pixels_or_ids).member_logits, model(pixels_or_ids).member_logits)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_base_in_16_bits_still_trains(architecture, dtype, tmp_path):
     model = half_ensemble(architecture, dtype, init_scaler_std=0.1)

@@ -58,8 +58,17 @@ def trained(model):
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("architecture", ["bert", "vit", "bert-token", "llama-token", "bert-choice", "deit-teacher"])
+@pytest.mark.parametrize(
+    ("architecture", "smoothing"),
+    [
+        *(("bert", 0.0), ("vit", 0.0), ("bert-token", 0.0), ("bert-token", 0.2), ("bert-choice", 0.0)),
+        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in ("llama-token", "deit-teacher")),
+        *(
+            pytest.param(name, 0.2, marks=pytest.mark.slow)
+            for name in ("bert", "vit", "llama-token", "bert-choice", "deit-teacher")
+        ),
+    ],
+)
 def test_gradient_accumulation_changes_nothing(architecture, smoothing, tmp_path):
     """Also where micro-batches hold different numbers of tokens: each weighs the same."""
     runs = []
@@ -372,8 +381,23 @@ def test_other_problem_types_train_towards_their_labels(problem_type, tmp_path):
     assert "eval_nll" not in after
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("architecture", ["bert", "deberta_v3", "llama", "vit", "swin"])
+@pytest.mark.parametrize(
+    ("architecture", "use_reentrant"),
+    [
+        *(("bert", False), ("bert", True), ("llama", False), ("swin", True)),
+        *(
+            pytest.param(name, use_reentrant, marks=pytest.mark.slow)
+            for name, use_reentrant in [
+                ("deberta_v3", False),
+                ("deberta_v3", True),
+                ("llama", True),
+                ("vit", False),
+                ("vit", True),
+                ("swin", False),
+            ]
+        ),
+    ],
+)
 def test_gradient_checkpointing_changes_nothing(architecture, use_reentrant, tmp_path):
     runs = []
     for checkpointing in (False, True):
