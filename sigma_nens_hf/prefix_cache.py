@@ -33,7 +33,7 @@ class PrefixCache:
     def __init__(self, folder: str | os.PathLike, key: str, num_examples: int):
         self.folder = Path(folder, key)
         self.num_examples = num_examples
-        self._files: dict[int, safe_open] = {}
+        self._files: dict[int, tuple[safe_open, torch.Tensor]] = {}  # with the ends of their examples
 
     def __getstate__(self) -> dict:
         return {**vars(self), "_files": {}}  # a worker process opens files of its own
@@ -78,9 +78,9 @@ class PrefixCache:
         if number not in self._files:
             start = number * PART_SIZE
             path = self._path(range(start, min(start + PART_SIZE, self.num_examples)))
-            self._files[number] = safe_open(path, "pt")
-        file = self._files[number]
-        ends = file.get_tensor(_ENDS)
+            file = safe_open(path, "pt")
+            self._files[number] = file, file.get_tensor(_ENDS)
+        file, ends = self._files[number]
         first, last = ends[row - 1].item() if row else 0, ends[row].item()
         extras = {
             name.removeprefix(_EXTRA): file.get_slice(name)[row : row + 1][0]

@@ -31,9 +31,9 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         modules_to_save_learning_rate: Learning rate of the modules that the members share.
         weight_decay: For the weights of shared modules only. Scalers, biases and member heads are never
             decayed: decay would pull every gate towards .5.
-        prefix_epochs: Passes over the data in the first stage of `prefix="staged"`. One by default: a prefix that has
-            seen its data often makes members overconfident. None, and for data of no known length: as many as in the
-            second.
+        prefix_epochs: Passes over the data in the first stage of `prefix="staged"`. One by default: a prefix that had
+            seen its data three times made members overconfident, in the one run that was made. None, and for data of no
+            known length: as many as in the second.
         prefix_dropout: Whether dropout acts in training on what runs before `branch_layer` as well.
         prefix_cache: Folder in which the features before `branch_layer` are kept, computed once for every example, so
             that training runs the blocks behind it alone. Only with a frozen or staged prefix, without augmentation
