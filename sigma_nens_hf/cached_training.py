@@ -12,9 +12,10 @@ from transformers import Trainer
 
 from .architectures import task_of_class
 from .call_arguments import PREFIX_FEATURES
-from .members import active_branch, base_model_of, take_prefix
+from .members import active_branch, base_model_of
 from .prefix_cache import PrefixCache, size_in_bytes
 from .prefix_cache_key import cache_key
+from .prefix_features import prefix_features
 from .trainer_evaluation import temporarily
 
 PREFIX_INDEX = "prefix_index"
@@ -156,7 +157,7 @@ def _probe(trainer: Trainer, dataset: datasets.Dataset) -> tuple[dict[str, Any],
                 "next. Features can only be kept of examples that are always the same: switch augmentation off."
             )
     trainer.model.train()
-    features = [_features(trainer, batch) for batch in batches]
+    features = [prefix_features(trainer, batch) for batch in batches]
     if features[0].requires_grad:
         raise ValueError(
             "prefix_cache: what runs before branch_layer is trained, so its features change. Use prefix='frozen' or "
@@ -190,20 +191,13 @@ def _check_padding(
     shortest = int(tokens.sum(1).argmin())
     alone = trainer.data_collator([dataset[indices[shortest]]])
     expected = features[shortest][tokens[shortest].to(features.device)].float()
-    found = _features(trainer, alone)[0][tokens_of(alone)[0].to(features.device)].float()
+    found = prefix_features(trainer, alone)[0][tokens_of(alone)[0].to(features.device)].float()
     size = expected.abs().max().clamp_min(1)
     if found.shape != expected.shape or (found - expected).abs().max() > _FAR_OFF * size:
         raise ValueError(
             "prefix_cache: the features of a text are others when it is padded further, as with padding on the left "
             "where positions are counted from there, or without an attention_mask. Pad on the right."
         )
-
-
-def _features(trainer: Trainer, batch: dict[str, Any]) -> torch.Tensor:
-    base_model = base_model_of(trainer.model)
-    trainer.set_prefix_mode()
-    with trainer.compute_loss_context_manager():
-        return take_prefix(base_model, **trainer._prepare_inputs(batch))
 
 
 @torch.no_grad()
@@ -235,7 +229,7 @@ def _complete(trainer: Trainer, dataset: datasets.Dataset, collator: PrefixColla
             for start in range(part.start, part.stop, args.eval_batch_size):
                 indices = range(start, min(start + args.eval_batch_size, part.stop))
                 batch = trainer.data_collator([dataset[index] for index in indices])
-                rows = _features(trainer, batch)
+                rows = prefix_features(trainer, batch)
                 if collator.is_text:
                     found += [row[mask] for row, mask in zip(rows, tokens_of(batch).to(rows.device), strict=True)]
                     continue

@@ -30,23 +30,36 @@ def branch_of(base_model: nn.Module, block: int | None, kwargs: dict[str, Any]) 
     """
     kwargs = dict(kwargs)
     features, taken = kwargs.pop(PREFIX_FEATURES, None), kwargs.pop(TAKE_PREFIX, None)
-    # Of these the caller wants those of all members, from the first block on.
-    for name in ("output_hidden_states", "output_attentions"):
-        if kwargs.get(name) or (kwargs.get(name) is None and getattr(base_model.config, name, False)):
-            block = None
-    has_choices = task_of_class(type(base_model).__name__) == "multiple-choice"  # an example is more than one row
-    if block is not None and not (has_choices and (features is not None or taken is not None)):
-        if features is not None and base_model.main_input_name == "pixel_values":
-            # Only the size of the images counts, which goes with some models from block to block.
-            kwargs["pixel_values"] = kwargs["pixel_values"][:1]
-        return Branch(block, features, taken), kwargs
-    if features is not None or taken is not None:
+    if (features is not None or taken is not None) and not has_prefix(base_model, block, kwargs):
         raise ValueError(
             "The ensemble has no prefix that could be computed apart: give it a branch_layer (decoders, ALBERT, "
             "ModernBERT with a mean as its pooling and models for multiple choice can have none), and ask for no "
             "hidden states or attentions."
         )
-    return None, kwargs
+    if block is None or _asks_for_blocks(base_model, kwargs):
+        return None, kwargs
+    if features is not None and base_model.main_input_name == "pixel_values":
+        # Only the size of the images counts, which goes with some models from block to block.
+        kwargs["pixel_values"] = kwargs["pixel_values"][:1]
+    return Branch(block, features, taken), kwargs
+
+
+def has_prefix(base_model: nn.Module, block: int | None, kwargs: dict[str, Any]) -> bool:
+    """Whether what runs before the branch can be computed apart from a call.
+
+    Args:
+        base_model: The base model.
+        block: Number of the block at which rows are repeated; None: at the inputs.
+        kwargs: The arguments of the call by name.
+    """
+    has_choices = task_of_class(type(base_model).__name__) == "multiple-choice"  # an example is more than one row
+    return block is not None and not has_choices and not _asks_for_blocks(base_model, kwargs)
+
+
+def _asks_for_blocks(base_model: nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether the caller wants something of every block, which is of all members then, from the first block on."""
+    wanted = ((name, kwargs.get(name)) for name in ("output_hidden_states", "output_attentions"))
+    return any(getattr(base_model.config, name, False) if value is None else value for name, value in wanted)
 
 
 def batch_size_of(base_model: nn.Module, kwargs: dict[str, Any]) -> int:

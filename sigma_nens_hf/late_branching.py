@@ -109,16 +109,3 @@ def install_branch_hooks(blocks: Sequence[nn.Module]) -> None:
         if not any(isinstance(hook, RepeatRows) for hook in block._forward_pre_hooks.values()):
             names = tuple(inspect.signature(type(block).forward).parameters)[1:]  # without `self`
             block.register_forward_pre_hook(RepeatRows(number, names), with_kwargs=True)
-
-
-def remove_branch_hooks(base_model: nn.Module) -> None:
-    """Take the hook off all blocks again.
-
-    Args:
-        base_model: The transformers model.
-    """
-    for module in base_model.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, RepeatRows):
-                del module._forward_pre_hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -15,8 +15,9 @@ from torch import nn
 
 from .call_arguments import TAKE_PREFIX, batch_size_of, branch_of, repeat_arguments
 from .forward_pass import CheckpointWithMembers, ForwardPass, replay_blocks_with_members, state
+from .hooks import take_off_hooks
 from .labels import SINGLE_LABEL, check_labels, settle_problem_type
-from .late_branching import install_branch_hooks, remove_branch_hooks
+from .late_branching import RepeatRows, install_branch_hooks
 from .outputs import reduce_members
 
 _model_numbers = itertools.count()
@@ -104,15 +105,20 @@ def branch_at(base_model: nn.Module, adapter_name: str, block: int | None) -> No
 
 
 def active_branch(base_model: nn.Module) -> int | None:
-    """Return the block at which the rows of the active adapter's members are repeated, None: at the inputs.
+    """Return the block at which the rows of the active adapter's members are repeated.
 
     Args:
         base_model: The transformers model.
+
+    Returns:
+        Its number in forward order; None where they are repeated at the inputs, or no member takes part.
 
     Raises:
         ValueError: Not exactly one adapter is active.
     """
     hook = _expanding_hook(base_model)
+    if base_model.get_submodule(hook.layer_name).disable_adapters:
+        return None
     return hook.branch_blocks[hook.active_adapter(base_model)]
 
 
@@ -154,15 +160,8 @@ def install_hooks(base_model: nn.Module, layer_name: str, blocks: Sequence[nn.Mo
 
 def remove_hooks(base_model: nn.Module) -> None:
     """Take the hooks off a base model again, and what they left on its blocks."""
-    remove_branch_hooks(base_model)
-    for hooks in (base_model._forward_pre_hooks, base_model._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, ExpandMembers | ReduceMembers):
-                del hooks[key]
-                base_model._forward_pre_hooks_with_kwargs.pop(key, None)
-                base_model._forward_hooks_with_kwargs.pop(key, None)
-                base_model._forward_hooks_always_called.pop(key, None)
     for module in base_model.modules():
+        take_off_hooks(module, ExpandMembers, ReduceMembers, RepeatRows)
         function = module.__dict__.get("_gradient_checkpointing_func")
         if isinstance(function, CheckpointWithMembers):
             module._gradient_checkpointing_func = function.checkpoint

@@ -1,12 +1,13 @@
 """Shared modules in full precision over a base in 16 bits, in which small steps of training would be lost."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from torch.utils._pytree import tree_map_only
+
+from .hooks import take_off_hooks
 
 
 def train_in_full_precision(model: nn.Module, adapter_name: str) -> None:
@@ -21,7 +22,7 @@ def train_in_full_precision(model: nn.Module, adapter_name: str) -> None:
             continue
         if _dtype_of(wrapper.original_module) in (torch.float16, torch.bfloat16):
             module = wrapper.modules_to_save[adapter_name].float()
-            module.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
+            module.register_forward_pre_hook(CastInputs(), with_kwargs=True)
             module.register_forward_hook(CastOutputs(wrapper.original_module))
 
 
@@ -32,26 +33,22 @@ def restore_precision(model: nn.Module) -> None:
         model: The plain model.
     """
     for module in model.modules():
-        for key, hook in list(module._forward_hooks.items()):
+        for hook in module._forward_hooks.values():
             if isinstance(hook, CastOutputs):
                 module.to(_dtype_of(hook.original))
-                del module._forward_hooks[key]
-                _remove(_cast_inputs, module)
+        take_off_hooks(module, CastInputs, CastOutputs)
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype | None:
     return next((parameter.dtype for parameter in module.parameters()), None)
 
 
-def _remove(pre_hook: Callable, module: nn.Module) -> None:
-    for key, hook in list(module._forward_pre_hooks.items()):
-        if hook is pre_hook:
-            del module._forward_pre_hooks[key]
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+class CastInputs:
+    """Forward-pre-hook that brings a module's inputs to its own precision."""
 
-
-def _cast_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    return _cast((args, kwargs), _dtype_of(module))
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Cast the inputs."""
+        return _cast((args, kwargs), _dtype_of(module))
 
 
 class CastOutputs:

@@ -20,6 +20,7 @@ from .member_chunks import InMemberChunks, MemberChunk, check_can_be_chunked, me
 from .members import active_branch, active_config, base_model_of, member_subset, problem_type_of
 from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS
+from .prefix_features import with_prefix_features
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .staged_training import first_stage_checkpoint, has_first_stage, take_tuned_prefix, tune_prefix
@@ -111,9 +112,11 @@ class SigmaNEnsTrainer(Trainer):
 
     def set_prefix_mode(self) -> None:
         """Switch dropout off in what runs before the branch, if `prefix_dropout` says so."""
+        if self.args.prefix_dropout:
+            return
         base_model = base_model_of(self.model)
         block = active_branch(base_model)
-        if not self.args.prefix_dropout and block is not None:
+        if block is not None:
             for module in prefix_modules(base_model, block).values():
                 module.training = False
 
@@ -187,7 +190,8 @@ class SigmaNEnsTrainer(Trainer):
         """
         if self.args.member_chunk_size is None:
             return super().training_step(model, inputs, num_items_in_batch)
-        losses = []
+        model.train()
+        inputs, losses = with_prefix_features(self, self._prepare_inputs(inputs)), []
         for chunk in member_chunks(self.model, self.args.member_chunk_size):
             # Processes exchange the sum of the chunks' gradients, with those of the last one.
             exchange = nullcontext() if chunk.is_last else self.accelerator.no_sync(model)
@@ -312,6 +316,7 @@ class SigmaNEnsTrainer(Trainer):
         """Evaluate one batch, `member_chunk_size` members at a time; see `transformers.Trainer.prediction_step`."""
         if self.args.member_chunk_size is not None:
             model = InMemberChunks(model, self.args.member_chunk_size)
+            inputs = with_prefix_features(self, self._prepare_inputs(inputs))
         if self.args.return_member_logits:
             ignored = ignore_keys if ignore_keys is not None else self.model.config.keys_to_ignore_at_inference
             ignore_keys = [*(key for key in ignored if key != MEMBER_LOGITS), *OTHER_OUTPUTS]

@@ -42,8 +42,9 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
             ensemble's (N, ..., C).
         member_chunk_size: Members that are run at a time, forward and backward, so that the activations of no more
             than these are in memory. None, or any number above M: all at once. Smaller chunks take longer, for what
-            members share (embeddings, blocks below `branch_layer`) is computed again for each. The loss, the gradients
-            and the predictions stay what they are, but for dropout, whose masks are drawn for each chunk.
+            members share is computed again for each: embeddings, and blocks below `branch_layer` where gradients go
+            through them. The loss, the gradients and the predictions stay what they are, but for dropout, whose masks
+            are drawn for each chunk.
 
     Raises:
         ValueError: Both a temperature and a number of members per feature are given, or a value is out of range.

@@ -39,6 +39,9 @@ CASES = {
     "image": ("vit", {"modules_to_save": ["layernorm"], "exclude_modules": ["layernorm"]}, {}, {}),
     "decoder": ("llama-token", {}, {}, {}),
     "shared prefix": ("bert", {"branch_layer": 1, "prefix": "shared"}, {}, {}),
+    "frozen prefix": ("bert-token", {"branch_layer": 1}, {"activation_checkpointing": True}, {}),
+    "frozen prefix of images": ("swin", {"branch_layer": 1}, {}, {}),
+    "trained embeddings": ("bert", {"branch_layer": 1, "modules_to_save": ["word_embeddings"]}, {}, {}),
     "teacher": ("deit-teacher", {}, {}, {}),
     "regression": ("vit", {"problem_type": "regression"}, {}, {}),
     "multi-label": ("bert", {"problem_type": "multi_label_classification"}, {}, {}),
@@ -206,6 +209,23 @@ def test_only_the_activations_of_one_chunk_are_alive(tmp_path):
         # The regulariser and the gates are of all members always.
         assert peak(8, size) < (size / 8 + 0.1) * all_members
     assert peak(8, 1) < 1.15 * peak(1, None)
+
+
+def test_a_fixed_prefix_is_computed_once_for_all_chunks(tmp_path):
+    def rows_below(case):
+        trainer = case_trainer(case, tmp_path, 1, per_device_eval_batch_size=8)
+        block, seen = trainer.model.base_model.model.bert.encoder.layer[0], []
+        block.register_forward_hook(lambda _, inputs, output: seen.append(len(inputs[0])))
+        step(trainer, num_batches=1)
+        training = sorted(seen)
+        seen.clear()
+        trainer.evaluate(trainer.train_dataset)
+        return training, sorted(seen)
+
+    once = [1, 1, 1, 1, 8]  # a row for every chunk, so that the block runs
+    assert rows_below("frozen prefix") == (once, once)
+    assert rows_below("shared prefix") == ([8, 8, 8, 8], once)
+    assert rows_below("trained embeddings") == ([8, 8, 8, 8], once)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
