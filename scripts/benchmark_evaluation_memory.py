@@ -10,14 +10,13 @@ own, whose memory is looked at every few milliseconds; see `memory_use`. Nothing
 
 import json
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import Dataset
-from memory_use import MEBIBYTE, allocated_memory, peak_memory, run_in_own_process
+from memory_use import MEBIBYTE, Measurement, measuring, run_in_own_process
 from peft import get_peft_model
 from rich.console import Console
 from rich.table import Table
@@ -42,19 +41,6 @@ class Arguments:
     measure: bool = field(default=False, metadata={"help": "Measure the one size given, in this process."})
 
 
-@dataclass
-class Measurement:
-    """What one evaluation took.
-
-    Attributes:
-        growth: Peak memory minus memory before, in bytes.
-        seconds: Time.
-    """
-
-    growth: int
-    seconds: float
-
-
 def measure(arguments: Arguments) -> Measurement:
     """Evaluate one size in this process.
 
@@ -75,17 +61,15 @@ def measure(arguments: Arguments) -> Measurement:
     (num_examples,) = arguments.num_examples
     texts = [" ".join(generator.choice(VOCABULARY[2:], 8)) for _ in range(num_examples)]
     data = Dataset.from_dict({"text": texts, "label": generator.integers(0, arguments.classes, num_examples)})
-    with tempfile.TemporaryDirectory() as folder:
-        before, started = allocated_memory(), time.perf_counter()
-        with peak_memory() as peak:
-            evaluate_dataset(
-                model,
-                tokenizer,
-                EvaluationData.of(model, data),
-                batch_size=arguments.batch_size,
-                examples_file=Path(folder, "examples.csv"),
-            )
-        return Measurement(peak[0] - before, time.perf_counter() - started)
+    with tempfile.TemporaryDirectory() as folder, measuring() as found:
+        evaluate_dataset(
+            model,
+            tokenizer,
+            EvaluationData.of(model, data),
+            batch_size=arguments.batch_size,
+            examples_file=Path(folder, "examples.csv"),
+        )
+    return found
 
 
 def measure_in_own_process(arguments: Arguments, num_examples: int) -> Measurement:

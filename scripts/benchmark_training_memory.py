@@ -11,13 +11,12 @@ what was allocated before the step, that is without the model and the optimizer'
 
 import json
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from datasets import Dataset
-from memory_use import MEBIBYTE, allocated_memory, peak_memory, run_in_own_process
+from memory_use import MEBIBYTE, Measurement, measuring, run_in_own_process
 from peft import get_peft_model
 from rich.console import Console
 from rich.table import Table
@@ -44,19 +43,6 @@ class Arguments:
     chunk_size: int | None = field(default=None, metadata={"help": "Its member_chunk_size; default none."})
 
 
-@dataclass
-class Measurement:
-    """What one training step took.
-
-    Attributes:
-        growth: Peak memory in the step minus memory before it, in bytes.
-        seconds: Time.
-    """
-
-    growth: int
-    seconds: float
-
-
 class MeasuredTrainer(SigmaNEnsTrainer):
     """A trainer that measures the last of its training steps, forward and backward.
 
@@ -68,11 +54,8 @@ class MeasuredTrainer(SigmaNEnsTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run one batch and measure it."""
-        before, started = allocated_memory(), time.perf_counter()
-        with peak_memory() as peak:
-            loss = super().training_step(*args, **kwargs)
-        self.measurement = Measurement(peak[0] - before, time.perf_counter() - started)
-        return loss
+        with measuring() as self.measurement:
+            return super().training_step(*args, **kwargs)
 
 
 def measure(arguments: Arguments) -> Measurement:

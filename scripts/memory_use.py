@@ -9,12 +9,36 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MEBIBYTE = 2**20
+
+
+@dataclass
+class Measurement:
+    """What a piece of work took.
+
+    Attributes:
+        growth: Peak memory in it minus memory before it, in bytes.
+        seconds: Time.
+    """
+
+    growth: int = 0
+    seconds: float = 0.0
+
+
+@contextmanager
+def measuring() -> Iterator[Measurement]:
+    """Measure what is done inside; the measurement is complete at its end."""
+    found, before, started = Measurement(), allocated_memory(), time.perf_counter()
+    with peak_memory() as peak:
+        yield found
+    found.growth, found.seconds = peak[0] - before, time.perf_counter() - started
 
 
 @contextmanager
