@@ -50,7 +50,9 @@ class AdapterInfo:
         base_model_class: Its class in transformers.
         task: Its task as in `transformers.pipeline`.
         num_members: Number of members M.
-        num_adapted_norms: Number of norms that it changes.
+        num_adapted_norms: Number of norms that it changes, members' and shared ones.
+        branch_layer: First block that carries members; None: all do.
+        prefix: What became of the norms before it; None: there are none.
         labels: Names of the classes, by index; None for choices.
         parts: Sizes of the parts of the file.
         sharing: Realised sharing as in `realized_sharing`, the mean over all features.
@@ -68,6 +70,8 @@ class AdapterInfo:
     task: str
     num_members: int
     num_adapted_norms: int
+    branch_layer: int | None
+    prefix: str | None
     labels: list[str] | None
     parts: dict[str, PartSize]
     sharing: float
@@ -119,6 +123,8 @@ def _info(name: str, repo_or_dir: str, hub_kwargs: dict[str, Any]) -> AdapterInf
         task=task_of_class(config.base_model_class),
         num_members=config.num_members,
         num_adapted_norms=config.num_adapted_norms,
+        branch_layer=config.branch_layer,
+        prefix=None if config.branch_layer is None else config.prefix,
         labels=None if config.id2label is None else [config.id2label[index] for index in range(len(config.id2label))],
         parts=parts,
         sharing=features.mean().item(),
@@ -206,6 +212,9 @@ def table_of_info(info: AdapterInfo) -> Table:
         "members": str(info.num_members),
         "labels": _labels(info.labels),
         "adapted norms": str(info.num_adapted_norms),
+        "members start at": "the inputs"
+        if info.branch_layer is None
+        else f"block {info.branch_layer}, over a {info.prefix} prefix",
         **{part: _size(size) for part, size in info.parts.items()},
         "in all": _size(total),
         "members that own a feature": f"{info.sharing:.2f} of {info.num_members} on average",

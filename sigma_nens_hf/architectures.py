@@ -19,7 +19,8 @@ class Architecture:
         before: Names of the head's linear projections in front of them, in forward order.
         backbone: Name of the module under the head. None: transformers' `base_model_prefix`.
         without_members: Norms of the backbone that cannot carry members, by the end of their name, with the reason.
-        within_blocks: Modules outside the lists of blocks that run as part of one, with its number.
+        within_blocks: Modules listed behind the blocks that run as part of one, with its number, or in front of all of
+            them: -1.
         pools_last_token: Whether the prediction is that for the last token before the padding, which must be known.
         branches_late: Whether rows can be repeated at a block. Not where a block is used again and again, nor where
             the head looks at the inputs once more, whose rows would be the examples'.
@@ -46,8 +47,10 @@ _SCORE_OF_LAST_TOKEN = Architecture(("score",), pools_last_token=True, branches_
 _DENSE_AND_PROJECTION = Architecture(("classifier.out_proj",), ("classifier.dense",))
 _MODERN_BERT = Architecture(before=("head.dense",))
 _POSITION_NORM = {"encoder.LayerNorm": "it acts on the table of relative positions, whose rows are no examples"}
-_CONVOLUTION = {"encoder.conv": 0}
-_DEBERTA_V2 = Architecture(before=("pooler.dense",), without_members=_POSITION_NORM, within_blocks=_CONVOLUTION)
+_RELATIVE_EMBEDDINGS = {"encoder.rel_embeddings": -1}
+_BESIDE_DEBERTA_V2 = {"encoder.conv": 0, "encoder.LayerNorm": -1, **_RELATIVE_EMBEDDINGS}
+_DEBERTA_V2 = Architecture(before=("pooler.dense",), without_members=_POSITION_NORM, within_blocks=_BESIDE_DEBERTA_V2)
+_RELATIVE_BIAS = {"encoder.relative_attention_bias": -1}
 
 # An architecture is supported if it stands here: its head is known and the tests cover it.
 ARCHITECTURES = {
@@ -67,11 +70,11 @@ ARCHITECTURES = {
     ),
     "ConvNextForImageClassification": _CLASSIFIER,
     "ConvNextV2ForImageClassification": _CLASSIFIER,
-    "DebertaForSequenceClassification": Architecture(before=("pooler.dense",)),
-    "DebertaForTokenClassification": _CLASSIFIER,
+    "DebertaForSequenceClassification": Architecture(before=("pooler.dense",), within_blocks=_RELATIVE_EMBEDDINGS),
+    "DebertaForTokenClassification": Architecture(within_blocks=_RELATIVE_EMBEDDINGS),
     "DebertaV2ForMultipleChoice": _DEBERTA_V2,
     "DebertaV2ForSequenceClassification": _DEBERTA_V2,
-    "DebertaV2ForTokenClassification": Architecture(without_members=_POSITION_NORM, within_blocks=_CONVOLUTION),
+    "DebertaV2ForTokenClassification": Architecture(without_members=_POSITION_NORM, within_blocks=_BESIDE_DEBERTA_V2),
     "DeiTForImageClassification": _CLASSIFIER,
     "DeiTForImageClassificationWithTeacher": Architecture(("cls_classifier", "distillation_classifier")),
     "Dinov2ForImageClassification": _CLASSIFIER,
@@ -90,9 +93,11 @@ ARCHITECTURES = {
     "ModernBertForMultipleChoice": Architecture(before=("head.dense",), branches_late=False),
     "ModernBertForSequenceClassification": _MODERN_BERT,
     "ModernBertForTokenClassification": _MODERN_BERT,
-    "MPNetForMultipleChoice": _CLASSIFIER,
-    "MPNetForSequenceClassification": _DENSE_AND_PROJECTION,
-    "MPNetForTokenClassification": _CLASSIFIER,
+    "MPNetForMultipleChoice": Architecture(within_blocks=_RELATIVE_BIAS),
+    "MPNetForSequenceClassification": Architecture(
+        ("classifier.out_proj",), ("classifier.dense",), within_blocks=_RELATIVE_BIAS
+    ),
+    "MPNetForTokenClassification": Architecture(within_blocks=_RELATIVE_BIAS),
     "Qwen2ForSequenceClassification": _SCORE_OF_LAST_TOKEN,
     "Qwen2ForTokenClassification": _SCORE,
     "Qwen3ForSequenceClassification": _SCORE_OF_LAST_TOKEN,

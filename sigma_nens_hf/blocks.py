@@ -81,8 +81,23 @@ def prefix_modules(model: PreTrainedModel, block: int) -> dict[str, nn.Module]:
     return {name: modules[name] for name in before if name.startswith(backbone) and not start.startswith(f"{name}.")}
 
 
+def trained_in_prefix(model: PreTrainedModel, block: int) -> list[str]:
+    """Return the names of the parameters of what runs before a block that are trained.
+
+    Args:
+        model: The base model.
+        block: Number of the block in forward order.
+    """
+    return [
+        f"{name}.{parameter_name}"
+        for name, module in prefix_modules(model, block).items()
+        for parameter_name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    ]
+
+
 def _modules_beside_blocks(model: PreTrainedModel) -> dict[str, int]:
-    """Return the full names of modules outside the lists of blocks that run as part of one, with its number."""
+    """Return the full names of modules listed behind the blocks that run as part of one, with its number."""
     return {
         name: block
         for end, block in architecture_of(model).within_blocks.items()

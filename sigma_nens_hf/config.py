@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from peft import PeftConfig
@@ -147,8 +148,12 @@ class SigmaNormConfig(PeftConfig):
                 f"member_heads must be None (the last projection), {WHOLE_HEAD!r} (every one) or a list of module "
                 f"names ([]: one head that members share), got {self.member_heads!r}."
             )
-        if self.branch_layer is not None and self.branch_layer < 0:
-            raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")
+        if self.branch_layer is not None:
+            if isinstance(self.branch_layer, bool) or not isinstance(self.branch_layer, Integral):
+                raise ValueError(f"branch_layer must be the number of a block, or None, got {self.branch_layer!r}.")
+            self.branch_layer = int(self.branch_layer)  # of numpy's, which no json can hold
+            if self.branch_layer < 0:
+                raise ValueError(f"branch_layer must not be negative, got {self.branch_layer}.")
         if self.prefix not in PREFIXES:
             raise ValueError(f"prefix must be one of {PREFIXES}, got {self.prefix!r}.")
         if self.prefix != FROZEN and self.branch_layer is None:

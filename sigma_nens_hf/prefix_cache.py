@@ -67,6 +67,7 @@ class PrefixCache:
             save_file(tensors, unfinished, self._metadata(part))
             with open(unfinished, "rb+") as file:
                 os.fsync(file.fileno())
+            os.chmod(unfinished, self.folder.stat().st_mode & 0o666)  # not the owner's alone, as temporary files are
             os.replace(unfinished, self._path(part))
         finally:
             if os.path.exists(unfinished):

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import datasets
 import torch
 import transformers
+from datasets.fingerprint import Hasher
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
@@ -17,7 +20,7 @@ from .layer import MemberLayer, SigmaNormLayer
 from .version import __version__
 
 # Of the caches' form; raised when what is kept changes without a new version of the package.
-_FORMAT = 1
+_FORMAT = 2
 # Fields of a config that say nothing of the backbone's computation.
 _NAMES_AND_HEADS = frozenset(
     {
@@ -28,16 +31,26 @@ _NAMES_AND_HEADS = frozenset(
 _READ_AT_ONCE = 1_000
 
 
-def cache_key(model: nn.Module, block: int, dataset: datasets.Dataset, probe: Mapping[str, Any], precision: str) -> str:
+def cache_key(
+    model: nn.Module,
+    block: int,
+    dataset: datasets.Dataset,
+    collator: Callable,
+    probe: Mapping[str, Any],
+    precision: str,
+) -> str:
     """Return the name of the cache that belongs to a model, a dataset and a way to process it.
 
-    Texts are known by their tokens, all of them; images by the fingerprint that `datasets` gives a dataset. What a
-    collator makes of examples is known by a few of them.
+    Texts are known by what the dataset holds, and what becomes of them is compared text by text when the cache is used
+    (see `cached_training`). Images are known by the fingerprint that `datasets` gives a dataset, by the size and time
+    of files of their own, and by the code of transforms and collators as far as it can be pickled; what these make of
+    examples, by a few of them.
 
     Args:
         model: The base model.
         block: Number of the block at the branch.
         dataset: The examples.
+        collator: What makes batches of them.
         probe: A batch of a few of them, as the model gets it.
         precision: That of the features and of the computation, and the device.
     """
@@ -53,7 +66,7 @@ def cache_key(model: nn.Module, block: int, dataset: datasets.Dataset, probe: Ma
         "block": block,
         "precision": precision,
         "weights": _hash_of(_tensors_below(model, block)),
-        "examples": _hash_of_texts(dataset) if is_text else f"{len(dataset)} {dataset._fingerprint}",
+        "examples": _hash_of_texts(dataset) if is_text else _hash_of_images(dataset, collator),
         # Labels of images are kept beside the features, those of texts are not.
         "processing": _hash_of(
             (name, value) for name, value in sorted(probe.items()) if not is_text or name != "labels"
@@ -65,14 +78,18 @@ def cache_key(model: nn.Module, block: int, dataset: datasets.Dataset, probe: Ma
 def _tensors_below(model: nn.Module, block: int) -> Iterable[tuple[str, torch.Tensor | float]]:
     """Yield what the prefix computes with, and some frozen weights of the backbone beside the blocks, which do no harm.
 
-    Members' own parameters, and copies of modules that are trained, are none of it.
+    Members' own parameters are none of it, and of modules with trained copies only the copy in use.
     """
     modules, below = dict(model.named_modules()), prefix_modules(model, block)
     apart = [f"{name}." for name in block_names(model)[block:]]
     own = set()
     for name, module in modules.items():
-        if isinstance(module, AuxiliaryTrainingWrapper) and name not in below:
-            apart.append(f"{name}.modules_to_save.")
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            apart.append(f"{name}." if name in below else f"{name}.modules_to_save.")
+            if name in below:
+                active = next((copy for copy in module.active_adapters if copy in module.modules_to_save), None)
+                used = module.original_module if active is None else module.modules_to_save[active]
+                yield from ((f"{name}.{inner}", tensor) for inner, tensor in used.state_dict().items())
         elif isinstance(module, SigmaNormLayer):
             active = module.member_adapter
             own |= {
@@ -109,3 +126,18 @@ def _hash_of_texts(dataset: datasets.Dataset) -> str:
     for rows in plain.iter(_READ_AT_ONCE):
         found.update(repr([rows[name] for name in columns]).encode())
     return found.hexdigest()
+
+
+def _hash_of_images(dataset: datasets.Dataset, collator: Callable) -> str:
+    parts = [("fingerprint", f"{len(dataset)} {dataset._fingerprint}")]
+    for name, code in (("transform", dataset.format["format_kwargs"]), ("collator", collator)):
+        # What cannot be pickled is known by what it does to a few examples alone.
+        with suppress(Exception):
+            parts.append((name, Hasher.hash(code)))
+    for column in (name for name, feature in dataset.features.items() if isinstance(feature, datasets.Image)):
+        undecoded = dataset.with_format(None).cast_column(column, datasets.Image(decode=False)).flatten()
+        for rows in undecoded.select_columns([f"{column}.path"]).iter(_READ_AT_ONCE):
+            paths = (path for path in rows[f"{column}.path"] if path)  # of images in the dataset itself, mere names
+            files = [os.stat(path) for path in paths if os.path.exists(path)]
+            parts.append((column, [(file.st_size, file.st_mtime_ns) for file in files]))
+    return _hash_of(parts)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from .blocks import prefix_modules
+from .blocks import trained_in_prefix
 from .call_arguments import PREFIX_FEATURES, has_prefix
 from .members import active_branch, base_model_of, take_prefix
 
@@ -19,7 +19,8 @@ def prefix_features(trainer: Trainer, batch: dict[str, Any]) -> torch.Tensor:
     """
     base_model = base_model_of(trainer.model)
     trainer.set_prefix_mode()
-    with trainer.compute_loss_context_manager():
+    # The trainer's own autocast is around the forward of the whole model.
+    with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
         return take_prefix(base_model, **trainer._prepare_inputs(batch))
 
 
@@ -39,10 +40,6 @@ def with_prefix_features(trainer: Trainer, batch: dict[str, Any]) -> dict[str, A
     # Parts of a model that is sharded cannot be called by themselves.
     if PREFIX_FEATURES in batch or trainer.is_fsdp_enabled or not has_prefix(base_model, block, batch):
         return batch
-    if trainer.model.training and any(
-        parameter.requires_grad
-        for module in prefix_modules(base_model, block).values()
-        for parameter in module.parameters()
-    ):
+    if trainer.model.training and trained_in_prefix(base_model, block):
         return batch
     return {**batch, PREFIX_FEATURES: prefix_features(trainer, batch)}

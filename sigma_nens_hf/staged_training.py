@@ -60,7 +60,8 @@ def tune_prefix(trainer: Trainer, resume: bool, **kwargs: Any) -> None:
     args = copy.copy(trainer.args)
     args.output_dir = os.path.join(args.output_dir, STAGE_FOLDER)
     args.diversity_weight = 0.0
-    args.eval_strategy, args.load_best_model_at_end, args.push_to_hub = IntervalStrategy.NO, False, False
+    args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
+    args.load_best_model_at_end = args.push_to_hub = False
     if args.save_strategy == SaveStrategy.BEST:
         args.save_strategy = SaveStrategy.NO
     if args.prefix_epochs is not None and hasattr(trainer.train_dataset, "__len__"):
@@ -68,17 +69,19 @@ def tune_prefix(trainer: Trainer, resume: bool, **kwargs: Any) -> None:
     checkpoint = first_stage_checkpoint(trainer) if resume else None
     starts = [(parameter, parameter.detach().clone()) for parameter in member_parameters(trainer.model)]
     callbacks = [one for one in trainer.callback_handler.callbacks if not isinstance(one, EarlyStoppingCallback)]
-    with (
-        temporarily(trainer, args=args),
-        temporarily(trainer.callback_handler, callbacks=callbacks),
-        member_subset(trainer.model, 0),
-    ):
-        Trainer.train(trainer, resume_from_checkpoint=checkpoint, **kwargs)
-    trainer.optimizer, trainer.model_wrapped = None, trainer.model  # other parameters are trained from now on
+    try:
+        with (
+            temporarily(trainer, args=args),
+            temporarily(trainer.callback_handler, callbacks=callbacks),
+            member_subset(trainer.model, 0),
+        ):
+            Trainer.train(trainer, resume_from_checkpoint=checkpoint, **kwargs)
+    finally:  # after an interrupt as well, so that the same trainer can go on
+        trainer.optimizer, trainer.model_wrapped = None, trainer.model  # other parameters are trained from now on
+        with torch.no_grad():
+            for parameter, start in starts:
+                parameter.copy_(start)
     set_seed(trainer.args.seed)
-    with torch.no_grad():
-        for parameter, start in starts:
-            parameter.copy_(start)
     freeze_prefix(trainer.model)
 
 
@@ -90,9 +93,15 @@ def take_tuned_prefix(trainer: Trainer, checkpoint: str | os.PathLike) -> None:
         checkpoint: The checkpoint.
 
     Raises:
-        ValueError: It is one of the first stage.
+        ValueError: It is one of the first stage, or of a run with another prefix.
     """
-    if not PeftConfig.from_pretrained(os.fspath(checkpoint)).prefix_is_tuned:
+    config = PeftConfig.from_pretrained(os.fspath(checkpoint))
+    if config.prefix != STAGED:
+        raise ValueError(
+            f"{checkpoint} is of a run with prefix={config.prefix!r}, which cannot go on with prefix='staged'. Choose "
+            "another output_dir."
+        )
+    if not config.prefix_is_tuned:
         raise ValueError(
             f"{checkpoint} is of the first stage of prefix='staged'. Go on from there with resume_from_checkpoint=True "
             "and the same output_dir."

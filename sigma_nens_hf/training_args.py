@@ -1,7 +1,9 @@
 """Training arguments: those of transformers, with defaults for gates and the dials of the regulariser."""
 
 import math
+import os
 from dataclasses import dataclass, field
+from numbers import Real
 
 from transformers import TrainingArguments
 
@@ -34,7 +36,7 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         prefix_epochs: Passes over the data in the first stage of `prefix="staged"`. One by default: a prefix that had
             seen its data three times made members overconfident, in the one run that was made. None, and for data of no
             known length: as many as in the second.
-        prefix_dropout: Whether dropout acts in training on what runs before `branch_layer` as well.
+        prefix_dropout: Whether dropout, and NEFTune's noise, act in training on what runs before `branch_layer` too.
         prefix_cache: Folder in which the features before `branch_layer` are kept, computed once for every example, so
             that training runs the blocks behind it alone. Only with a frozen or staged prefix, without augmentation
             and with `prefix_dropout=False`, since features must always be the same.
@@ -43,8 +45,8 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         member_chunk_size: Members that are run at a time, forward and backward, so that the activations of no more
             than these are in memory. None, or any number above M: all at once. Smaller chunks take longer, for what
             members share is computed again for each: embeddings, and blocks below `branch_layer` where gradients go
-            through them. The loss, the gradients and the predictions stay what they are, but for dropout, whose masks
-            are drawn for each chunk.
+            through them; and `torch_compile` compiles for each, up to torch's limit. The loss, the gradients and the
+            predictions stay what they are, but for dropout, whose masks are drawn for each chunk.
 
     Raises:
         ValueError: Both a temperature and a number of members per feature are given, or a value is out of range.
@@ -99,8 +101,15 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         size = self.member_chunk_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"member_chunk_size must be a whole number of at least 1, or None, got {size!r}.")
-        if self.prefix_epochs is not None and not (math.isfinite(self.prefix_epochs) and self.prefix_epochs > 0):
-            raise ValueError(f"prefix_epochs must be finite and positive, got {self.prefix_epochs}.")
+        epochs = self.prefix_epochs
+        if epochs is not None and not (isinstance(epochs, Real) and math.isfinite(epochs) and epochs > 0):
+            raise ValueError(f"prefix_epochs must be finite and positive, or None, got {epochs!r}.")
+        if self.prefix_cache is not None:
+            if not isinstance(self.prefix_cache, str | os.PathLike):
+                raise ValueError(f"prefix_cache must be a folder, or None, got {self.prefix_cache!r}.")
+            self.prefix_cache = os.path.expanduser(self.prefix_cache)
+            if os.path.exists(self.prefix_cache) and not os.path.isdir(self.prefix_cache):
+                raise ValueError(f"prefix_cache must be a folder, but {self.prefix_cache} is a file.")
         if isinstance(self.diversity_layers, str):
             raise ValueError(f"diversity_layers must be a list of names, got {self.diversity_layers!r}.")
         if self.diversity_reduction not in DIVERSITY_REDUCTIONS:

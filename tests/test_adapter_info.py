@@ -5,10 +5,11 @@ import tiny
 import torch
 from evaluate_tiny import LABELS, save_adapter
 from peft import LoraConfig, get_peft_model
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from sigma_nens_hf import SigmaNormConfig, __version__, realized_sharing
-from sigma_nens_hf.adapter_info import adapter_infos
+from sigma_nens_hf.adapter_info import adapter_infos, table_of_info
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def test_info_is_that_of_the_model(saved):
     assert info.base_model == str(folder.parent / "base")
     assert (info.task, info.base_model_class) == ("text-classification", "BertForSequenceClassification")
     assert (info.num_members, info.num_adapted_norms) == (3, 5)
+    assert (info.branch_layer, info.prefix) == (None, None)
     assert info.labels == list(LABELS.values())
     assert info.calibration_temperature == 1.7
     assert info.versions["sigma_nens_hf"] == __version__
@@ -145,3 +147,12 @@ def test_what_is_no_ensemble_is_refused(tmp_path):
         adapter_infos(tmp_path)
     with pytest.raises(ValueError, match="There is no folder"):
         adapter_infos("nobody/nothing")
+
+
+def test_late_branching_is_shown(tmp_path):
+    tiny.ensemble("bert", branch_layer=1, prefix="shared").save_pretrained(tmp_path)
+    (info,) = adapter_infos(tmp_path)
+    assert (info.branch_layer, info.prefix) == (1, "shared")
+    console = Console(record=True, width=200)
+    console.print(table_of_info(info))
+    assert "block 1, over a shared prefix" in console.export_text()

@@ -1,14 +1,16 @@
 import pytest
 import tiny
+import torch
 
 from sigma_nens_hf import SigmaNormConfig
-from sigma_nens_hf.blocks import block_names, branch_block, prefix_modules
+from sigma_nens_hf.blocks import block_names, branch_block, prefix_modules, trained_in_prefix
+from sigma_nens_hf.members import base_model_of, take_prefix
 from sigma_nens_hf.norms import find_norms
 
 NUM_BLOCKS = {"albert": 1, "swin": 4, "swinv2": 4, "convnext": 3, "convnextv2": 3}
 DECODERS = ("gpt2", "llama", "qwen2", "qwen3")
-# Called before all blocks though they stand behind them: tables of positions, without dropout.
-POSITIONS = ("relative_attention_bias", "encoder.LayerNorm", "rotary_emb")
+# Called before all blocks though it stands behind them: a table of positions, without weights and dropout.
+POSITIONS = ("rotary_emb",)
 
 
 def num_blocks(architecture):
@@ -102,3 +104,23 @@ def test_members_on_a_norm_between_two_stages_start_at_the_block_before_it():
         called = [name for kind, name in calls(model, architecture) if kind == "in"]
         blocks = block_names(model)
         assert called.index(blocks[number]) < called.index(between) < called.index(blocks[number + 1])
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        one if one in ("bert", "deberta", "deberta_v3", "mpnet", "swin") else pytest.param(one, marks=pytest.mark.slow)
+        for one in tiny.ARCHITECTURES
+        if can_branch(one) and not one.endswith("-choice")
+    ],
+)
+def test_weights_of_the_prefix_are_those_that_its_features_hang_on(architecture):
+    """Some stand behind the blocks and are used in front of them."""
+    model = base_model_of(tiny.ensemble(architecture, base=tiny.without_dropout(architecture), branch_layer=1))
+    assert trained_in_prefix(model, 1) == []
+    parameters = {name: parameter.requires_grad_() for name, parameter in model.named_parameters()}
+    features = take_prefix(model, **tiny.inputs(architecture, with_labels=False)).square().sum()
+    gradients = torch.autograd.grad(features, list(parameters.values()), allow_unused=True)
+    used = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+    # DINO's stands for patches that are hidden in pretraining.
+    assert {name for name in trained_in_prefix(model, 1) if not name.endswith("mask_token")} == used

@@ -5,10 +5,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import datasets
+import numpy as np
 import pytest
 import tiny
 import torch
 from datasets import Dataset
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_late_branching import WITHOUT_CHOICES, representatives
 from test_late_branching import late as late_without_dropout
@@ -162,7 +165,7 @@ def test_autocast_to_sixteen_bits(tmp_path):
             partial(late_without_dropout, architecture),
             tmp_path / architecture,
             data,
-            0.02,
+            1e-4,
             bf16=True,
             max_steps=2,
             scaler_learning_rate=1e-3,
@@ -178,7 +181,7 @@ def test_columns_and_formats_that_a_dataset_may_have(tmp_path):
     def tokenise(rows):
         return {name: rows[name] for name in ("input_ids", "attention_mask", "labels")}
 
-    datasets = {
+    variants = {
         "label": data.rename_column("labels", "label"),
         "note": extra,
         "columns": extra.with_format("torch", columns=["input_ids", "attention_mask", "labels"]),
@@ -186,7 +189,7 @@ def test_columns_and_formats_that_a_dataset_may_have(tmp_path):
         "indices": data.select(range(len(data) - 1, -1, -1)),
         "plain": tokens,
     }
-    for name, rows in datasets.items():
+    for name, rows in variants.items():
         remove = name != "transform"
         found, plain = compare(lambda: late("bert"), tmp_path / name, rows, max_steps=2, remove_unused_columns=remove)
         assert set(found) == {1}, name
@@ -320,6 +323,17 @@ def without_mask(examples):
     return {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
 
 
+def seldom_random_collator(examples):
+    pixels = torch.stack([row["pixel_values"] for row in examples])
+    # Of one example alone, so none that was looked at first.
+    pixels[[row["labels"].item() == 2 for row in examples]] *= torch.rand(1)
+    return {"pixel_values": pixels, "labels": torch.stack([row["labels"] for row in examples])}
+
+
+def stacking_collator(examples):
+    return {name: torch.stack([row[name] for row in examples]) for name in ("input_ids", "attention_mask", "labels")}
+
+
 def random_collator(examples):
     return {
         "pixel_values": torch.stack([row["pixel_values"] for row in examples]).flip(-1) * torch.rand(1),
@@ -344,6 +358,14 @@ def random_collator(examples):
             {},
             "before branch_layer is trained",
         ),
+        (
+            lambda: late("deberta_v3", modules_to_save=["rel_embeddings"]),
+            lambda: text_dataset("deberta_v3"),
+            {},
+            r"before branch_layer is trained \(deberta.encoder.rel_embeddings",
+        ),
+        (lambda: late("bert"), text_dataset, {"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        (lambda: late("bert"), text_dataset, {"collator": stacking_collator}, "cannot be joined in one batch: stack"),
         (lambda: late("bert", None), text_dataset, {}, "give it a branch_layer"),
         (lambda: late("bert-choice"), lambda: dataset("bert-choice"), {}, "multiple choice can have no cache"),
         (lambda: late("bert"), lambda: text_dataset().to_iterable_dataset(), {}, "got IterableDataset"),
@@ -377,9 +399,17 @@ def test_what_cannot_be_cached_is_refused(model, data, arguments, message, tmp_p
 def test_staged_training_is_refused_before_its_first_stage_where_it_cannot_be_cached(tmp_path):
     with pytest.warns(UserWarning, match="cannot be repeated"):
         model = tiny.ensemble("llama", branch_layer=1, prefix="staged")
-    trainer = cached_trainer(model, tmp_path, text_dataset("llama"))
-    with pytest.raises(ValueError, match="can have no cache"):
-        trainer.train()
+    trainers = {"can have no cache": cached_trainer(model, tmp_path, text_dataset("llama"))}
+    for message, arguments in {
+        "prefix_dropout=False": {"prefix_dropout": True},
+        "padded on the left": {"data": text_dataset(padding="left")},
+        "word_embeddings": {"model": late("bert", prefix="staged", modules_to_save=["word_embeddings"])},
+    }.items():
+        arguments = {"model": late("bert", prefix="staged"), "data": text_dataset(), **arguments}
+        trainers[message] = cached_trainer(folder=tmp_path, **arguments)
+    for message, trainer in trainers.items():
+        with pytest.raises(ValueError, match=message):
+            trainer.train()
     assert not Path(tmp_path, "prefix").exists()
 
 
@@ -458,3 +488,98 @@ def test_two_processes_train_from_one_cache_as_one_does_without(tmp_path):
             for name in ("loss", "grad_norm", "task_loss"):
                 assert together[name] == pytest.approx(alone[name], rel=2e-3), (prefix, name)
         assert two[prefix]["agree"]
+
+
+def test_rare_augmentation_is_noticed_while_the_cache_is_built(tmp_path):
+    data = dataset("vit", 40).remove_columns("labels").add_column("labels", [0] * 31 + [2] + [0] * 8)
+    trainer = cached_trainer(
+        late("vit"), tmp_path, data.with_format("torch"), seldom_random_collator, per_device_eval_batch_size=31
+    )
+    with pytest.raises(ValueError, match="the training data is random, pixel_values"):
+        trainer.train()
+    assert parts_in(tmp_path) == []
+
+
+def test_texts_that_are_processed_otherwise_are_noticed_one_by_one(tmp_path):
+    data = text_dataset(num_examples=40)
+    tokens = data.with_format(None)
+    changed_text = tokens[1]["input_ids"]
+
+    def tokenise(rows, replacement=None):
+        ids = [[replacement or i for i in row] if row == changed_text else row for row in rows["input_ids"]]
+        return {**rows, "input_ids": ids}
+
+    arguments = {"remove_unused_columns": False, "per_device_train_batch_size": 16}
+    cached_trainer(late("bert"), tmp_path, tokens.with_transform(tokenise), **arguments).train()
+    rows = tokens.with_transform(partial(tokenise, replacement=7))
+    trainer = cached_trainer(late("bert"), tmp_path, rows, **arguments)
+    with pytest.raises(ValueError, match="the tokens of example 1 are not those of which features are kept"):
+        trainer.train()
+
+
+def test_padding_with_labels_is_refused(tmp_path):
+    data = text_dataset("bert-token")
+    collator = DataCollatorForTokenClassification(tiny.tokenizer(), label_pad_token_id=0)
+    with pytest.raises(ValueError, match="padding has labels other than -100"):
+        cached_trainer(late("bert-token"), tmp_path, data, collator).train()
+
+
+def test_first_token_that_is_masked_is_refused_wherever_it_is(tmp_path):
+    rows = text_dataset(num_examples=40).with_format(None).to_list()
+    rows[1]["attention_mask"][0] = 0
+    with pytest.raises(ValueError, match="their first token is masked"):
+        cached_trainer(late("bert"), tmp_path, Dataset.from_list(rows).with_format("torch")).train()
+
+
+def test_collator_may_tokenise(tmp_path):
+    rows = [{"text": "a b c" * (1 + i % 3), "labels": i % 3} for i in range(8)]
+
+    def collate(examples):
+        encoded = tiny.tokenizer()([row["text"] for row in examples], padding=True, return_tensors="pt")
+        return {**encoded, "labels": torch.tensor([row["labels"] for row in examples])}
+
+    trainer = cached_trainer(late("bert"), tmp_path, Dataset.from_list(rows), collate, remove_unused_columns=False)
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+@pytest.mark.parametrize("architecture", ["bert", "vit"])
+def test_features_that_code_has_changed_are_noticed(architecture, tmp_path):
+    data = text_dataset() if architecture == "bert" else dataset(architecture)
+    build(tmp_path, data, late(architecture))
+    model = late(architecture)
+    block = base_model_of(model).get_submodule(block_names(base_model_of(model))[0])
+    block.register_forward_hook(lambda _, args, output: 1.1 * output)
+    with pytest.raises(ValueError, match=r"holds other features of example 0 .* Delete that folder"):
+        build(tmp_path, data, model)
+
+
+def test_files_and_collators_of_images_count(tmp_path):
+    paths = [tmp_path / f"{n}.png" for n in range(4)]
+    for n, path in enumerate(paths):
+        Image.new("RGB", (16, 16), (60 * n, 10, 20)).save(path)
+    rows = {"image": list(map(str, paths)), "labels": [0, 1, 2, 0]}
+
+    def collate(examples, classes=(0, 1, 2)):
+        pixels = [torch.tensor(np.asarray(row["image"])).permute(2, 0, 1) / 255 for row in examples]
+        return {"pixel_values": torch.stack(pixels), "labels": torch.tensor([classes[r["labels"]] for r in examples])}
+
+    def keys(collator):
+        data = Dataset.from_dict(rows).cast_column("image", datasets.Image())
+        trainer = cached_trainer(late("vit"), tmp_path, data, collator, remove_unused_columns=False)
+        with cached(trainer):
+            return set(keys_in(tmp_path))
+
+    first = keys(collate)
+    assert keys(collate) == first
+    second = keys(partial(collate, classes=(0, 1, 1)))
+    assert len(second) == 2
+    Image.new("RGB", (16, 16), (5, 10, 20)).save(paths[3])
+    os.utime(paths[3], ns=(1, 1))
+    assert len(keys(collate)) == 3
+
+
+def test_others_may_read_a_cache_in_a_folder_that_they_may_read(tmp_path):
+    build(tmp_path, text_dataset())
+    (part,) = parts_in(tmp_path)
+    assert part.stat().st_mode & 0o777 == part.parent.stat().st_mode & 0o666

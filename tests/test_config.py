@@ -18,6 +18,8 @@ from sigma_nens_hf import SigmaNormConfig
         ("head_init", "random", "head_init must be one of"),
         ("member_heads", "none", "member_heads"),
         ("branch_layer", -1, "branch_layer"),
+        ("branch_layer", True, "branch_layer must be the number of a block"),
+        ("branch_layer", "1", "branch_layer must be the number of a block"),
         ("num_labels", 0, "num_labels"),
         ("num_labels", "3", "num_labels must be a whole number"),
         ("id2label", ["a", "b"], "id2label must be a dict"),

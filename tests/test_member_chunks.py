@@ -42,6 +42,7 @@ CASES = {
     "frozen prefix": ("bert-token", {"branch_layer": 1}, {"activation_checkpointing": True}, {}),
     "frozen prefix of images": ("swin", {"branch_layer": 1}, {}, {}),
     "trained embeddings": ("bert", {"branch_layer": 1, "modules_to_save": ["word_embeddings"]}, {}, {}),
+    "trained positions": ("deberta_v3", {"branch_layer": 1, "modules_to_save": ["rel_embeddings"]}, {}, {}),
     "teacher": ("deit-teacher", {}, {}, {}),
     "regression": ("vit", {"problem_type": "regression"}, {}, {}),
     "multi-label": ("bert", {"problem_type": "multi_label_classification"}, {}, {}),
@@ -53,7 +54,7 @@ CASES = {
 
 
 def case_trainer(case, folder, size, **arguments):
-    architecture, config, settings, trainer_kwargs = CASES[case]
+    architecture, config, settings, trainer_kwargs = CASES_OF_TRAINING[case]
     model = tiny.ensemble(architecture, base=tiny.without_dropout(architecture), **config)
     data = dataset(architecture, 8)
     if "problem_type" in config:
@@ -91,7 +92,11 @@ def test_a_step_in_chunks_is_the_step_of_all_members(case, tmp_path):
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-5 * largest, msg=name)
 
 
-@pytest.mark.parametrize("case", ["text", "token"])
+# Here alone: autocast is put around the model when training begins.
+CASES_OF_TRAINING = CASES | {"frozen prefix in bf16": ("vit", {"branch_layer": 1}, {"bf16": True}, {})}
+
+
+@pytest.mark.parametrize("case", ["text", "token", "frozen prefix in bf16"])
 def test_training_in_chunks_is_training_with_all_members(case, tmp_path):
     def logs(size):
         trainer = case_trainer(

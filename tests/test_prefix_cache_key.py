@@ -208,3 +208,26 @@ def test_another_process_finds_the_same_cache(key_of, run_python, tmp_path):
         """
     found = [line.split()[1] for line in run_python(code, tmp_path / "process").splitlines() if line[:4] == "key "]
     assert found == [key_of(late("bert")), key_of(late("vit"), images())]
+
+
+def test_of_trained_copies_the_one_in_use_counts(key_of):
+    def copies(active, value=0.5):
+        model = late("bert", modules_to_save=["word_embeddings"])
+        model.add_adapter("other", SigmaNormConfig(branch_layer=1, modules_to_save=["word_embeddings"]))
+        model.set_adapter(active)
+        wrapper = base_model_of(model).bert.embeddings.word_embeddings
+        with torch.no_grad():
+            wrapper.modules_to_save["other"].weight.fill_(value)
+        wrapper.requires_grad_(False)
+        return model
+
+    key = key_of(copies("default"))
+    assert key_of(copies("default", 0.7)) == key
+    assert key_of(copies("other")) != key
+    assert key_of(copies("other", 0.7)) != key_of(copies("other"))
+
+
+def test_weights_that_stand_behind_the_blocks_count(key_of):
+    data = text_dataset("deberta_v3")
+    key = key_of(late("deberta_v3"), data)
+    assert key_of(changed(late("deberta_v3"), "deberta.encoder.rel_embeddings.weight"), data) != key

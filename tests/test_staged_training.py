@@ -157,6 +157,12 @@ def test_checkpoint_of_the_first_stage_is_not_taken_for_one_of_the_second(tmp_pa
     assert trainer.state.global_step == 4
 
 
+def test_checkpoint_of_another_prefix_is_refused_by_name(tmp_path):
+    staged_trainer(tmp_path, tiny.ensemble("bert", branch_layer=1, prefix="shared")).train()
+    with pytest.raises(ValueError, match="of a run with prefix='shared', which cannot go on with prefix='staged'"):
+        staged_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
 def test_optimizer_of_ones_own_is_refused(tmp_path):
     trainer = staged_trainer(tmp_path)
     before = all_parameters(trainer.model)
@@ -262,3 +268,29 @@ def test_modules_that_members_share_go_on_from_the_first_stage(tmp_path):
         assert not torch.equal(start, tuned)
         assert torch.equal(tuned, begin)
         assert not torch.equal(begin, end)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_same_trainer_goes_on_after_an_interrupt_in_the_first_stage(resumes, tmp_path):
+    kill = Kill(1, 3)
+    trainer = staged_trainer(tmp_path, callbacks=[kill], max_steps=5)
+    before = {name: p for name, p in all_parameters(trainer.model).items() if not is_copy(trainer.model, name)}
+    with pytest.raises(KilledError):
+        trainer.train()
+    after = all_parameters(trainer.model)
+    assert all(torch.equal(after[name], start) for name, start in before.items())
+    trainer.remove_callback(kill)
+    trainer.train(resume_from_checkpoint=resumes or None)
+    assert trainer.model.peft_config["default"].prefix_is_tuned
+
+
+def test_nothing_is_evaluated_in_the_first_stage(tmp_path):
+    evaluations = []
+
+    class Note(TrainerCallback):
+        def on_evaluate(self, args, *_, **kwargs):
+            evaluations.append(args.output_dir)
+
+    trainer = staged_trainer(tmp_path, callbacks=[Note()], max_steps=2, eval_on_start=True)
+    trainer.train()
+    assert evaluations == [str(tmp_path)]

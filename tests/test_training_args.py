@@ -34,6 +34,10 @@ def test_members_per_feature_stands_for_a_temperature(tmp_path):
         ({"diversity_temperature": float("nan")}, "finite and positive"),
         ({"diversity_weight": -1.0}, "not negative"),
         ({"members_per_feature": 0}, "at least 1"),
+        ({"prefix_epochs": 0}, "prefix_epochs must be finite and positive"),
+        ({"prefix_epochs": "1"}, "prefix_epochs must be finite and positive"),
+        ({"prefix_cache": True}, "prefix_cache must be a folder, or None, got True"),
+        ({"prefix_cache": __file__}, "prefix_cache must be a folder, but .* is a file"),
         ({"diversity_reduction": "max"}, "diversity_reduction must be one of"),
     ],
 )
