@@ -42,7 +42,7 @@ def cache_key(
     """Return the name of the cache that belongs to a model, a dataset and a way to process it.
 
     Texts are known by what the dataset holds, and what becomes of them is compared text by text when the cache is used
-    (see `cached_training`). Images are known by the fingerprint that `datasets` gives a dataset, by the size and time
+    (see `cached_batches`). Images are known by the fingerprint that `datasets` gives a dataset, by the size and time
     of files of their own, and by the code of transforms and collators as far as it can be pickled; what these make of
     examples, by a few of them.
 

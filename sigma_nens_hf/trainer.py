@@ -10,7 +10,8 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .blocks import prefix_modules
-from .cached_training import PREFIX_INDEX, check_can_be_cached, training_from_cache
+from .cached_batches import PREFIX_INDEX
+from .cached_training import training_from_cache
 from .calibration import TemperatureFit, check_can_be_calibrated, fit_temperature
 from .checkpoints import last_complete_checkpoint
 from .labels import SINGLE_LABEL, settle_problem_type
@@ -20,6 +21,7 @@ from .member_chunks import InMemberChunks, MemberChunk, check_can_be_chunked, me
 from .members import active_branch, active_config, base_model_of, member_subset, problem_type_of
 from .optimizer_groups import parameter_groups
 from .outputs import MEMBER_LOGITS, OTHER_OUTPUTS
+from .prefix_checks import check_can_be_cached
 from .prefix_features import with_prefix_features
 from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
