@@ -103,7 +103,8 @@ def digests(batch: dict[str, Any]) -> torch.Tensor:
     tokens = tokens_of(batch)
     inputs = [batch[name] for name in sorted(batch.keys() - {"labels"})]
     inputs = [value for value in inputs if isinstance(value, torch.Tensor) and value.shape == tokens.shape]
-    inputs.append(torch.arange(tokens.shape[1]).expand_as(tokens))  # a mask may have holes
+    # A mask may have holes; padding in front of the first token does not count.
+    inputs.append(torch.arange(tokens.shape[1]) - tokens.int().argmax(1, keepdim=True))
     rows = ([value[row][mask].numpy().tobytes() for value in inputs] for row, mask in enumerate(tokens))
     found = [hashlib.blake2b(b"".join(parts), digest_size=8).digest() for parts in rows]
     return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in found])

@@ -125,7 +125,7 @@ def test_cached_training_equals_training_without_a_cache(architecture, tmp_path)
     assert set(plain_rows) == {4}
 
 
-@pytest.mark.parametrize("architecture", [pytest.param("roberta-token", marks=pytest.mark.slow), "bert-token"])
+@pytest.mark.parametrize("architecture", ["roberta-token", "bert-token"])
 @pytest.mark.parametrize("padding", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_padding_on_either_side(architecture, padding, tmp_path):
     """Where positions are counted from the first token, or all texts have one length."""
