@@ -7,9 +7,8 @@
 
 All contenders do the same work side by side in one process, in rounds that go through all of them; medians over rounds
 are divided by that of one norm-tuned model (peft's LN tuning), which costs 1. The models have random weights and no
-dropout. Nothing is downloaded. Without --device it took nine minutes on two idle cores with 4 rounds and single images;
-it has not been timed with the batches of now. With --device, the fast paths are checked there first, and throughput is
-printed (see `benchmark_device`).
+dropout. Nothing is downloaded. Without --device it took 16 minutes on two cores. With --device, the fast paths are
+checked there first, and throughput is printed (see `benchmark_device`).
 """
 
 import json
