@@ -21,14 +21,15 @@ from baselines import ensemble
 from comparison_runs import DEFAULTS, RunArguments, common_arguments, comparison_splits, train_and_ask
 from datasets import Dataset
 from rich.console import Console
-from splits import LABELS
-from stages import parse_arguments, remember_settings
-from text_splits import TextArguments
+from stages import parse_arguments
 from transformers import AutoConfig, set_seed
 
 from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments
 from sigma_nens_hf.config import FROZEN, PREFIXES, SHARED, STAGED
+from sigma_nens_hf.data.splits import LABELS
+from sigma_nens_hf.data.texts import TextArguments
 from sigma_nens_hf.metrics import TABLE_METRICS, paired_bootstrap
+from sigma_nens_hf.run_settings import remember_settings
 
 REPORT_FILE = "report.md"
 HELD_OUT = "held-out sentences"

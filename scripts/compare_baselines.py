@@ -24,11 +24,12 @@ from comparison_runs import BATCH_SIZE, DEFAULTS, RunArguments, common_arguments
 from datasets import Dataset
 from demo_assets import sentiment_shifts
 from rich.console import Console
-from splits import LABELS, check_splits
-from stage_report import write_json
-from stages import parse_arguments, remember_settings
-from text_splits import TextArguments
+from stages import parse_arguments
 from transformers import Trainer, set_seed
+
+from sigma_nens_hf.data.splits import LABELS, check_splits
+from sigma_nens_hf.data.texts import TextArguments
+from sigma_nens_hf.run_settings import remember_settings, write_json
 
 COSTS_FILE, REPORT_FILE = "costs.json", "report.md"
 COST_EXAMPLES = 128

@@ -14,10 +14,11 @@ from datasets import Dataset
 from demo_assets import minilm_folder, sst2_like
 from hardware import has_fast_bf16
 from safetensors.torch import save
-from splits import LABELS, carve, check_splits, load_splits
-from stage_report import write_json
-from text_splits import TextArguments
 from transformers import Trainer
+
+from sigma_nens_hf.data.splits import LABELS, carve, check_splits, load_splits
+from sigma_nens_hf.data.texts import TextArguments
+from sigma_nens_hf.run_settings import write_json
 
 BATCH_SIZE = 32
 DEFAULTS = {"max_train_samples": 3_000, "calibration_fraction": 0.2}

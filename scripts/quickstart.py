@@ -18,9 +18,9 @@ import transformers
 from demo_assets import minilm_folder, sst2_like
 from hardware import has_fast_bf16
 from stages import ADAPTER_FOLDER, ModelArguments, run
-from text_splits import TextArguments
 
 from sigma_nens_hf import SigmaNEnsTrainingArguments
+from sigma_nens_hf.data.texts import TextArguments
 
 SENTENCES = 3_000
 

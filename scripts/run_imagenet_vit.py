@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from datasets import DatasetDict
 from hardware import has_fast_bf16
-from image_splits import ImageArguments
 from stage_report import StageReport
 from stages import ModelArguments, parse_arguments, run
 
 from sigma_nens_hf import SigmaNEnsTrainingArguments
+from sigma_nens_hf.data.images import ImageArguments
 
 
 @dataclass

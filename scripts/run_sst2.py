@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from stage_report import StageReport
 from stages import ModelArguments, parse_arguments, run
-from text_splits import TextArguments
 
 from sigma_nens_hf import SigmaNEnsTrainingArguments
+from sigma_nens_hf.data.texts import TextArguments
 
 
 @dataclass

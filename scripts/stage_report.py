@@ -1,17 +1,16 @@
 """What a trained model showed: evaluated on the reported split, written down, and set beside others in a table."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data_arguments import DataArguments, Split
 from rich.table import Table
-from splits import pieces
 
 from sigma_nens_hf import SigmaNEnsTrainer, TemperatureFit
+from sigma_nens_hf.data.arguments import DataArguments, Split
+from sigma_nens_hf.data.splits import pieces
 from sigma_nens_hf.metrics import ExampleTable, calibration_report, paired_bootstrap
 
 _ROWS = {
@@ -162,15 +161,3 @@ def _with_interval(value: float, lower: float, upper: float, sign: str = "", **_
 
 def _noise_floor(noise_floor_mean: float, noise_floor_95: float, **_: float) -> str:
     return f"{noise_floor_mean:.4f} (95%\N{NO-BREAK SPACE}below\N{NO-BREAK SPACE}{noise_floor_95:.3f})"
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a json file that is there whole or not at all.
-
-    Args:
-        path: The file.
-        content: What it is to hold.
-    """
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=2, default=str))
-    os.replace(unfinished, path)

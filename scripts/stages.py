@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from class_order import head_init_for
-from data_arguments import DataArguments, Split
 from rich.console import Console
-from splits import LABELS, carve, check_splits, load_splits, unseen_classes
-from stage_report import StageReport, evaluate_report, load_examples, save_examples, table_of, write_json
+from stage_report import StageReport, evaluate_report, load_examples, save_examples, table_of
 from transformers import HfArgumentParser, set_seed
 
 from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, ensemble_from_pretrained
 from sigma_nens_hf.checkpoints import last_complete_checkpoint
+from sigma_nens_hf.data.arguments import DataArguments, Split
+from sigma_nens_hf.data.splits import LABELS, carve, check_splits, load_splits, unseen_classes
+from sigma_nens_hf.run_settings import remember_settings, write_json
 
 REPORT_FILE, EXAMPLES_FILE = "report.json", "examples.npz"
-SETTINGS_FILE = "settings.json"
 ADAPTER_FOLDER = "adapter"
 
 
@@ -146,36 +146,6 @@ def run(
         examples = [load_examples(output_dir / name / EXAMPLES_FILE) for name in stages]
         console.print(table_of(reports, examples, training_args.seed))
     return reports
-
-
-def remember_settings(output_dir: Path, settings: dict[str, dict[str, Any]], has_begun: bool) -> None:
-    """Write down what a folder's run was started with, or check that it is the same now.
-
-    Args:
-        output_dir: The folder.
-        settings: Values by group and name.
-        has_begun: Whether the folder holds results already.
-
-    Raises:
-        ValueError: The folder holds a run with other settings, which must not be mixed with this one.
-    """
-    path = output_dir / SETTINGS_FILE
-    if not has_begun or not path.exists():
-        output_dir.mkdir(parents=True, exist_ok=True)
-        write_json(path, settings)
-        return
-    before = json.loads(path.read_text())
-    changed = [
-        f"{group}.{name}: {before.get(group, {}).get(name)} then, {value} now"
-        for group, values in settings.items()
-        for name, value in values.items()
-        if before.get(group, {}).get(name) != value
-    ]
-    if changed:
-        raise ValueError(
-            f"{output_dir} holds a run with other settings ({'; '.join(changed)}). Choose another output folder, or "
-            "delete this one to start anew."
-        )
 
 
 def _settings_of(

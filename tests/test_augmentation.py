@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from augmentation import Augmentation
 from PIL import Image
+
+from sigma_nens_hf.data.augmentation import Augmentation
 
 
 def position_image(width, height):

@@ -6,11 +6,18 @@ import pytest
 import run_imagenet_vit
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
-from image_splits import IMAGE, LABELS, TRAINING_IMAGE, ImageArguments, forward_arguments, resized_processor
 from script_runs import COLOURS, NUM_REPORT, NUM_TRAIN, coloured_image, command_line, parse
 from transformers import AutoImageProcessor, BitImageProcessorPil
 
 from sigma_nens_hf import ensemble_from_pretrained, load_ensemble, predict
+from sigma_nens_hf.data.images import (
+    IMAGE,
+    LABELS,
+    TRAINING_IMAGE,
+    ImageArguments,
+    forward_arguments,
+    resized_processor,
+)
 from sigma_nens_hf.metrics import accuracy, negative_log_likelihood
 
 

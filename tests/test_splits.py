@@ -2,12 +2,13 @@ from itertools import islice
 
 import datasets
 import pytest
-import splits
 from datasets import ClassLabel, Dataset, DatasetDict, Value, load_dataset
-from image_splits import ImageArguments
 from script_runs import NUM_REPORT, NUM_TRAIN, image_folder, text_arguments
-from splits import LABELS, carve, check_splits, choose_column, load_splits, pieces
-from text_splits import SECOND_TEXT, TEXT, TextArguments
+
+from sigma_nens_hf.data import splits
+from sigma_nens_hf.data.images import ImageArguments
+from sigma_nens_hf.data.splits import LABELS, carve, check_splits, choose_column, load_splits, pieces
+from sigma_nens_hf.data.texts import SECOND_TEXT, TEXT, TextArguments
 
 SEED = 42
 

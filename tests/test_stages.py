@@ -43,7 +43,7 @@ def test_finished_stages_are_not_repeated_and_other_settings_not_mixed_with_them
 
 
 def test_streamed_run_trains_and_reports_every_example_once(main, arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr("splits.PIECE", 8)
+    monkeypatch.setattr("sigma_nens_hf.data.splits.PIECE", 8)
     (ensemble,) = main([*arguments, *STREAMING, "--compare_single", "False"])
     assert ensemble.num_examples == NUM_REPORT
     state = json.loads((tmp_path / "out" / "ensemble" / "checkpoint-12" / "trainer_state.json").read_text())

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_arguments import (
+from datasets import ClassLabel, Dataset, Features, IterableDataset, concatenate_datasets, load_dataset
+
+from .arguments import (
     CALIBRATION_SAMPLES,
     LABEL_COLUMNS,
     STREAMED_CALIBRATION_SAMPLES,
     DataArguments,
     Split,
 )
-from datasets import ClassLabel, Dataset, Features, IterableDataset, concatenate_datasets, load_dataset
 
 LABELS = "labels"
 # A reported split is evaluated in pieces of this size, so that neither a stream nor its logits have to fit in memory.

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from data_arguments import DataArguments, Split
 from datasets import Value
-from splits import choose_column
 from torch import nn
 from transformers import DataCollatorWithPadding
+
+from .arguments import DataArguments, Split
+from .splits import choose_column
 
 TEXT, SECOND_TEXT = "text", "text_pair"
 TEXT_COLUMNS = ("sentence", "text")

@@ -74,6 +74,11 @@ class DataArguments(ABC):
     task: ClassVar[str]
     input_feature: ClassVar[Any]
 
+    @property
+    def is_augmented(self) -> bool:
+        """Whether an example is another one each time that it is trained on."""
+        return False
+
     @abstractmethod
     def input_columns(self, available: list[str]) -> dict[str, str]:
         """Return the columns of the inputs: the name that they get here, and their name in the data.

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Literal
 
 import PIL.Image
 import torch
-from augmentation import Augmentation
-from data_arguments import DataArguments, Split
 from datasets import Image
-from splits import LABELS, choose_column
 from torch import nn
 
-from sigma_nens_hf.encoding import size_arguments, to_rgb
-from sigma_nens_hf.members import base_model_of
+from ..encoding import size_arguments, to_rgb
+from ..members import base_model_of
+from .arguments import DataArguments, Split
+from .augmentation import Augmentation
+from .splits import LABELS, choose_column
 
 IMAGE, TRAINING_IMAGE = "image", "training_image"
 IMAGE_COLUMNS = ("image", "img")
@@ -62,6 +62,11 @@ class ImageArguments(DataArguments):
     # Not decoded: a stream is then divided, mixed and passed over without touching a pixel, and each process decodes
     # only the images of its own batches.
     input_feature: ClassVar[Any] = Image(decode=False)
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether images are cropped or flipped at random; see `DataArguments`."""
+        return self.augmentation != "none"
 
     def input_columns(self, available: list[str]) -> dict[str, str]:
         """Find the column of the image; see `DataArguments`."""

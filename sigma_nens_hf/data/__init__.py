@@ -1,0 +1,1 @@
+"""Labelled texts and images as the splits of a training: loaded, checked, carved and encoded."""
