@@ -20,6 +20,8 @@ from transformers import HfArgumentParser
 from sigma_nens_hf import SigmaNormConfig
 from sigma_nens_hf.architectures import ARCHITECTURES, class_named
 
+# What is stored, by what the name of its parameter holds; the first that fits.
+_KINDS = {"sigma_norm_head": "member head", "sigma_norm_": "norms", "": "shared head"}
 _SMALL_STAGES = {"depths": [3, 3, 9, 3], "hidden_sizes": [96, 192, 384, 768]}
 _DEBERTA_V3 = {
     "vocab_size": 128_100, "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
@@ -103,8 +105,7 @@ def stored_bytes(model_class: type, shape: dict, arguments: Arguments) -> dict[s
     sizes = {"norms": 0, "member head": 0, "shared head": 0}
     for name, parameter in ensemble.named_parameters():
         if parameter.requires_grad:
-            is_norm = "sigma_norm_scaler" in name or "sigma_norm_bias" in name
-            kind = "norms" if is_norm else "member head" if "sigma_norm_head" in name else "shared head"
+            kind = next(kind for part, kind in _KINDS.items() if part in name)
             sizes[kind] += 4 * parameter.numel()
     return {"adapted norms": ensemble.peft_config["default"].num_adapted_norms, **sizes}
 

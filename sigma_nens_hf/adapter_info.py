@@ -19,8 +19,13 @@ from .config import FROZEN, SigmaNormConfig
 from .regularizer import owners_of_features
 
 _SCALER = ".sigma_norm_scaler"
-# Parts of the file, by what their keys hold; all else are modules that the members share.
-_PARTS = {_SCALER: "scalers", ".sigma_norm_bias": "biases", ".sigma_norm_head_": "heads"}
+# Parts of the file, by what their keys hold, the first that fits; all else are modules that the members share.
+_PARTS = {
+    _SCALER: "scalers",
+    ".sigma_norm_scale": "scales",
+    ".sigma_norm_bias": "biases",
+    ".sigma_norm_head_": "heads",
+}
 _SHARED_MODULES = "shared modules"
 _METRICS = "metrics.json"
 _MOST_LABELS_SHOWN = 10

@@ -51,6 +51,10 @@ class SigmaNormConfig(PeftConfig):
         init_scaler_std: Standard deviation of the normal noise added to g0, separately for every member. With 0
             and copied heads all members equal the base model and, the regulariser's gradient being exactly 0
             there, stay equal.
+        gate_depth: How much a gate can take from a feature, in (0, 1]: a gate that closes leaves it 1 - gate_depth of
+            its pretrained weight. 1 is the paper's form, in which it leaves nothing.
+        train_scale: Whether each norm that carries members also trains the scale s, which they share, so that the
+            task need not go through the gates. False is the paper's form.
         member_bias: Whether each member has its own bias where the base norm has one.
         member_heads: Head projections that every member has of its own. None: the last projection; "all": every
             projection of the head; a list of names; []: one shared head.
@@ -96,6 +100,8 @@ class SigmaNormConfig(PeftConfig):
     )
     init_scaler: float = field(default=0.0, metadata={"help": "Start value g0 of every scaler."})
     init_scaler_std: float = field(default=0.1, metadata={"help": "Standard deviation of the start noise."})
+    gate_depth: float = field(default=1.0, metadata={"help": "Largest share of a feature that a gate takes away."})
+    train_scale: bool = field(default=False, metadata={"help": "Whether members' norms train a scale they share."})
     member_bias: bool = field(default=True, metadata={"help": "Whether each member has its own norm biases."})
     member_heads: list[str] | str | None = field(
         default=None, metadata={"help": "Head projections of which each member has its own."}
@@ -141,6 +147,8 @@ class SigmaNormConfig(PeftConfig):
             )
         if not (math.isfinite(self.init_scaler_std) and self.init_scaler_std >= 0):
             raise ValueError(f"init_scaler_std must be finite and not negative, got {self.init_scaler_std}.")
+        if not 0 < self.gate_depth <= 1:
+            raise ValueError(f"gate_depth must be above 0 and at most 1, got {self.gate_depth}.")
         if self.head_init not in HEAD_INITIALISATIONS:
             raise ValueError(f"head_init must be one of {HEAD_INITIALISATIONS}, got {self.head_init!r}.")
         if isinstance(self.member_heads, str) and self.member_heads != WHOLE_HEAD:

@@ -104,9 +104,15 @@ class SigmaNormLayer(MemberLayer):
     g0 = `init_scaler`. At g_m = g0 and b_m = the pretrained bias a member is the pretrained norm, for a w of any sign
     and size.
 
+    With a `gate_depth` a and, where `train_scale` says so, a factor r that all members share and that starts at 1,
+
+    $$\mathrm{gain}_m = \left(1 - a + a\,\frac{\sigma(g_m)}{\sigma(g_0)}\right) r\, w$$
+
+    which is the above at a = 1 and r = 1.
+
     Source: sigma-N-Ens (arXiv 2607.23860); its parents are sigma-BN (arXiv 2204.06404) and TS-sigma-BN
     (arXiv 2512.20420). The signed reconstruction scale s is this package's own: the paper's conversion is reported to
-    ask for positive w.
+    ask for positive w. So are the depth of the gates and the trained factor.
 
     Args:
         base_layer: The pretrained norm, of a kind whose `NormFormula` is known.
@@ -115,13 +121,14 @@ class SigmaNormLayer(MemberLayer):
         ValueError: It is not.
     """
 
-    adapter_layer_names = ("sigma_norm_scaler", "sigma_norm_bias")
-    other_param_names = ("init_scaler", "role")
+    adapter_layer_names = ("sigma_norm_scaler", "sigma_norm_bias", "sigma_norm_scale")
+    other_param_names = ("init_scaler", "gate_depth", "role")
 
     def __init__(self, base_layer: nn.Module):
         super().__init__(base_layer)
         self.formula = NormFormula.of(base_layer)
         self.init_scaler: dict[str, float] = {}
+        self.gate_depth: dict[str, float] = {}
         self.role: dict[str, NormRole] = {}
 
     @property
@@ -135,7 +142,8 @@ class SigmaNormLayer(MemberLayer):
         Args:
             adapter_name: The adapter.
             config: Its config.
-            role: Whose they are. A shared copy starts as the pretrained norm, without noise.
+            role: Whose they are. A shared copy starts as the pretrained norm, without noise; its gate, which has full
+                depth, is its scale as well.
         """
         is_shared = role is not NormRole.MEMBERS
         num_members, size = 1 if is_shared else config.num_members, self.base_layer.weight.shape[0]
@@ -146,9 +154,17 @@ class SigmaNormLayer(MemberLayer):
         bias = None
         if config.member_bias and self.base_bias is not None:
             bias = self.base_bias.detach().float().repeat(num_members, 1)
+        scale = torch.ones(1, size, device=device) if config.train_scale and not is_shared else None
         self.init_scaler[adapter_name] = config.init_scaler
+        self.gate_depth[adapter_name] = 1.0 if is_shared else config.gate_depth
         self.role[adapter_name] = role
-        self.add_parameters(adapter_name, config, sigma_norm_scaler=config.init_scaler + noise, sigma_norm_bias=bias)
+        self.add_parameters(
+            adapter_name,
+            config,
+            sigma_norm_scaler=config.init_scaler + noise,
+            sigma_norm_bias=bias,
+            sigma_norm_scale=scale,
+        )
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         """Make adapters the active ones, and trainable but for copies that are frozen; see peft."""
@@ -189,8 +205,13 @@ class SigmaNormLayer(MemberLayer):
         """
         if not self.carries_members(adapter_name):
             members = (0,)
-        scale = self.base_layer.weight.float() * (1 + math.exp(-self.init_scaler[adapter_name]))  # w / sigmoid(g0)
+        weight, depth = self.base_layer.weight.float(), self.gate_depth[adapter_name]
+        if adapter_name in self.sigma_norm_scale:
+            weight = weight * self.sigma_norm_scale[adapter_name]
+        scale = weight * (depth * (1 + math.exp(-self.init_scaler[adapter_name])))  # depth * w / sigmoid(g0)
         gain = select_members(self.gates(adapter_name), members) * scale
+        if depth < 1:
+            gain = gain + (1 - depth) * weight
         if adapter_name in self.sigma_norm_bias:
             return gain, select_members(self.sigma_norm_bias[adapter_name], members)
         return gain, None if self.base_bias is None else self.base_bias[None]

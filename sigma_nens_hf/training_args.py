@@ -29,6 +29,8 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
             comparable between backbones; "sum" does not.
         diversity_layers: Names or name suffixes of the norms that are regularised. None: all.
         scaler_learning_rate: Learning rate of the scalers.
+        scale_learning_rate: Learning rate of the scales that members share, where `SigmaNormConfig.train_scale` asks
+            for them. They are factors on the pretrained weights.
         learning_rate: Learning rate of member biases and member heads, optimizer group 0.
         modules_to_save_learning_rate: Learning rate of the modules that the members share.
         weight_decay: For the weights of shared modules only. Scalers, biases and member heads are never
@@ -64,6 +66,7 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Names or suffixes of the regularised norms; default all."}
     )
     scaler_learning_rate: float = field(default=3e-2, metadata={"help": "Learning rate of the scalers."})
+    scale_learning_rate: float = field(default=1e-2, metadata={"help": "Learning rate of trained shared scales."})
     learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of member biases and heads."})
     modules_to_save_learning_rate: float = field(
         default=2e-4, metadata={"help": "Learning rate of the modules that members share."}

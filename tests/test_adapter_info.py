@@ -57,6 +57,13 @@ def test_info_is_that_of_the_model(saved):
     assert sum(part.parameters for part in info.parts.values()) == sum(trained.values())
 
 
+def test_trained_scales_are_a_part_of_their_own(tmp_path):
+    tiny.ensemble("bert", train_scale=True).save_pretrained(tmp_path)
+    (info,) = adapter_infos(tmp_path)
+    assert info.parts["scales"].parameters == 5 * tiny.HIDDEN_SIZE
+    assert info.parts["scalers"].parameters == 4 * info.parts["scales"].parameters
+
+
 def test_layer_10_comes_after_layer_9(tmp_path):
     model = tiny.ensemble("bert", base={"num_hidden_layers": 11})
     model.save_pretrained(tmp_path)

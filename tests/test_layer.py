@@ -4,6 +4,7 @@ from torch import nn
 
 from sigma_nens_hf import SigmaNormConfig, SigmaNormLayer
 from sigma_nens_hf.forward_pass import ForwardPass, InForwardPass
+from sigma_nens_hf.layer import NormRole
 
 
 def make_layer(weight, bias=True, **config):
@@ -30,7 +31,10 @@ def reference(layer, rows, members):
     chunks = []
     for m, chunk in zip(members, normalised.chunk(len(members)), strict=True):
         gate = 1 / (1 + (-layer.sigma_norm_scaler["default"][m].double()).exp())
-        shifted = gate * scale * chunk
+        gain = (1 - layer.gate_depth["default"]) * init_gate * scale + layer.gate_depth["default"] * gate * scale
+        if "default" in layer.sigma_norm_scale:
+            gain = gain * layer.sigma_norm_scale["default"][0].double()
+        shifted = gain * chunk
         if "default" in layer.sigma_norm_bias:
             shifted = shifted + layer.sigma_norm_bias["default"][m].double()
         elif layer.base_layer.bias is not None:
@@ -39,32 +43,57 @@ def reference(layer, rows, members):
     return torch.cat(chunks)
 
 
+@pytest.mark.parametrize("form", [{}, {"gate_depth": 0.3}, {"gate_depth": 0.15, "train_scale": True}])
 @pytest.mark.parametrize("init_scaler", [0.0, -2.0, 1.5])
 @pytest.mark.parametrize("members", [(0, 1, 2), (2,), (1, 0)])
-def test_formula(init_scaler, members):
-    layer = make_layer([-1.5, 0.0, 2.5, 1.0, 0.3], num_members=3, init_scaler=init_scaler, init_scaler_std=1.0)
+def test_formula(init_scaler, members, form):
+    weights = [-1.5, 0.0, 2.5, 1.0, 0.3]
+    layer = make_layer(weights, num_members=3, init_scaler=init_scaler, init_scaler_std=1.0, **form)
     nn.init.normal_(layer.sigma_norm_bias["default"])
+    if "train_scale" in form:
+        nn.init.normal_(layer.sigma_norm_scale["default"])
     rows = torch.randn(2 * len(members), 7, 5) * 3 + 1
     torch.testing.assert_close(
         call(layer, rows, members).double(), reference(layer, rows, members), rtol=1e-5, atol=1e-5
     )
 
 
+@pytest.mark.parametrize("form", [{}, {"gate_depth": 0.3, "train_scale": True}])
 @pytest.mark.parametrize("init_scaler", [0.0, -3.0, 4.0])
-def test_every_member_starts_as_the_pretrained_norm(init_scaler):
-    layer = make_layer([-1.5, 0.0, 2.5, 1.0, 0.3], init_scaler=init_scaler, init_scaler_std=0.0)
+def test_every_member_starts_as_the_pretrained_norm(init_scaler, form):
+    layer = make_layer([-1.5, 0.0, 2.5, 1.0, 0.3], init_scaler=init_scaler, init_scaler_std=0.0, **form)
     rows = torch.randn(8, 7, 5)
     torch.testing.assert_close(call(layer, rows, (0, 1, 2, 3)), layer.base_layer(rows), rtol=1e-6, atol=1e-6)
 
 
-def test_gain_lies_between_zero_and_twice_the_pretrained_weight():
-    layer = make_layer([-1.5, 0.0, 2.5], init_scaler_std=0.0)
+@pytest.mark.parametrize("depth", [1.0, 0.3])
+def test_gates_of_some_depth_take_no_more_than_that_from_the_pretrained_weight(depth):
+    layer = make_layer([-1.5, 0.0, 2.5], init_scaler_std=0.0, gate_depth=depth)
     with torch.no_grad():
         layer.sigma_norm_scaler["default"][0] = 50
         layer.sigma_norm_scaler["default"][1] = -50
     gain, _ = layer.affine("default", (0, 1))
-    torch.testing.assert_close(gain[0], 2 * layer.base_layer.weight)
-    torch.testing.assert_close(gain[1], torch.zeros(3))
+    torch.testing.assert_close(gain[0], (1 + depth) * layer.base_layer.weight)
+    torch.testing.assert_close(gain[1], (1 - depth) * layer.base_layer.weight)
+
+
+def test_a_trained_scale_is_one_for_all_members():
+    layer = make_layer([1.0, 2.0, 0.5], num_members=3, train_scale=True, init_scaler_std=1.0)
+    assert layer.sigma_norm_scale["default"].shape == (1, 3)
+    before, _ = layer.affine("default", (0, 1, 2))
+    with torch.no_grad():
+        layer.sigma_norm_scale["default"].copy_(torch.tensor([[2.0, 1.0, -1.0]]))
+    after, _ = layer.affine("default", (0, 1, 2))
+    torch.testing.assert_close(after, before * torch.tensor([2.0, 1.0, -1.0]))
+    after.sum().backward()
+    torch.testing.assert_close(layer.sigma_norm_scale["default"].grad, before.detach().sum(0, keepdim=True))
+
+
+def test_a_copy_that_members_share_has_gates_of_full_depth_and_no_scale_beside_them():
+    layer = SigmaNormLayer(nn.LayerNorm(3))
+    layer.update_layer("default", SigmaNormConfig(gate_depth=0.3, train_scale=True), NormRole.SHARED)
+    assert layer.gate_depth["default"] == 1
+    assert "default" not in layer.sigma_norm_scale
 
 
 def test_without_member_bias_members_share_the_base_bias():

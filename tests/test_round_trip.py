@@ -176,3 +176,19 @@ def test_decoder_without_padding_token_is_named():
     with pytest.raises(ValueError, match=r"names no padding token. Set `model\.config\.pad_token_id`"):
         tiny.ensemble("llama", base={"pad_token_id": None})
     assert transformers.LlamaConfig().pad_token_id is None  # as it is published
+
+
+@pytest.mark.parametrize("architecture", ["bert", "modernbert", "convnext"])
+@torch.no_grad()
+def test_bounded_gates_and_a_trained_scale_come_back_and_members_can_be_taken_out(architecture, tmp_path):
+    model = tiny.ensemble(architecture, gate_depth=0.4, train_scale=True)
+    tiny.make_trainable_parts_random(model)
+    batch = tiny.inputs(architecture)
+    expected = model(**batch).member_logits
+    paper = tiny.ensemble(architecture)(**batch).member_logits
+    assert tiny.relative_error(expected, paper) > 1e-2
+    for k in (0, 3):
+        assert tiny.relative_error(extract_member(model, k)(**batch).logits, expected[:, k]) < 1e-5
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny.base_model(architecture), tmp_path)
+    assert torch.equal(loaded(**batch).member_logits, expected)

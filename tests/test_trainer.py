@@ -182,6 +182,17 @@ def test_shared_modules_have_their_own_rate_and_only_their_weights_decay(tmp_pat
     assert groups[2:] == [(2e-4, 0.3, [".dense.weight"]), (2e-4, 0.0, [".dense.bias"])]
 
 
+def test_trained_scales_have_their_own_rate_and_do_not_decay(tmp_path):
+    model = tiny.ensemble("bert", train_scale=True)
+    trainer = trainer_for(model, tmp_path, dataset("bert"), weight_decay=0.3, scale_learning_rate=0.07)
+    groups = {group["lr"]: group for group in trainer.create_optimizer().param_groups}
+    assert groups.keys() == {2e-3, 3e-2, 0.07}
+    scales = [p for name, p in model.named_parameters() if name.endswith(".sigma_norm_scale.default")]
+    assert {id(p) for p in groups[0.07]["params"]} == {id(p) for p in scales}
+    assert len(scales) == 5
+    assert groups[0.07]["weight_decay"] == 0
+
+
 def test_optimizer_that_chooses_its_parameters_is_refused(tmp_path):
     trainer = trainer_for(tiny.ensemble("bert"), tmp_path, dataset("bert"))
     trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, {"params": []})
