@@ -1,4 +1,4 @@
-"""The command line: `sigma-nens evaluate` and `sigma-nens info`.
+"""The command line: `sigma-nens evaluate`, `sigma-nens info` and `sigma-nens sweep`.
 
 `accelerate launch -m sigma_nens_hf.cli evaluate ...` and `python -m torch.distributed.run -m sigma_nens_hf.cli
 evaluate ...` share the work of an evaluation among processes.
@@ -6,31 +6,29 @@ evaluate ...` share the work of an evaluation among processes.
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import datasets
-import transformers
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.text import Text
 
 from .adapter_info import adapter_infos, table_of_info
+from .command_line import errors_as_messages, input_columns, quiet
 from .evaluation.data import DEFAULT_SPLIT, EvaluationData, load_split
 from .evaluation.evaluate import DatasetEvaluation, accelerator_of_launch, evaluate_dataset
 from .evaluation.files import EXAMPLES, OOD_EXAMPLES, results_folder, write_report
 from .evaluation.report import report_of, table_of
 from .hub import load_ensemble
+from .sweep.command import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    help="Evaluate sigma-N-Ens ensembles, and show what a saved adapter is.",
+    help="Evaluate sigma-N-Ens ensembles, show what a saved adapter is, and trace what diversity trades.",
 )
+app.command()(sweep)
 # Settings of which no figure depends.
 _NOT_OF_FIGURES = ("output_dir", "overwrite")
 
@@ -66,15 +64,15 @@ def evaluate(
     """Evaluate an ensemble on a dataset: quality, calibration, uncertainty and out-of-distribution detection."""
     accelerator = accelerator_of_launch()
     is_main = accelerator.is_main_process
-    _quiet(is_main)
+    quiet(is_main)
     started = time.monotonic()
     with (
-        _errors_as_messages(is_main),
+        errors_as_messages(is_main),
         results_folder(output_dir, overwrite, is_main) as folder,
         Progress(console=Console(stderr=True), disable=not is_main) as progress,
     ):
-        columns = _input_columns(image_column, text_column, second_text_column)
-        ood_columns = _input_columns(ood_image_column, ood_text_column, ood_second_text_column)
+        columns = input_columns(image_column, text_column, second_text_column)
+        ood_columns = input_columns(ood_image_column, ood_text_column, ood_second_text_column)
         # All at once: files that are fetched or prepared are locked, and an error is every process's own.
         model, processor = load_ensemble(adapter, base_model=base_model, calibrated=calibrated, revision=revision)
         model.to(accelerator.device)
@@ -119,38 +117,12 @@ def info(
     revision: Annotated[str | None, typer.Option(help="Revision of an adapter on the Hub.")] = None,
 ) -> None:
     """Show what a saved adapter is, without loading its base model."""
-    with _errors_as_messages(True):
+    with errors_as_messages(True):
         infos = adapter_infos(adapter, revision=revision)
     if as_json:
         typer.echo(json.dumps([found.to_dict() for found in infos], indent=2))
     else:
         Console().print(*map(table_of_info, infos), sep="\n")
-
-
-def _quiet(is_main_process: bool) -> None:
-    transformers.logging.disable_progress_bar()
-    if not is_main_process:
-        datasets.disable_progress_bars()
-        transformers.logging.set_verbosity_error()
-
-
-def _input_columns(image: str | None, text: str | None, second_text: str | None) -> list[str]:
-    if second_text and not text:
-        raise ValueError(f"With the second text's column, {second_text}, that of the first must be given as well.")
-    if image and text:
-        raise ValueError(f"The input is either an image or a text, not both {image} and {text}.")
-    return [column for column in (image, text, second_text) if column]
-
-
-@contextmanager
-def _errors_as_messages(is_main_process: bool) -> Iterator[None]:
-    """Show what the user can mend as a message, once, and end with exit code 1."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        if is_main_process:
-            Console(stderr=True, soft_wrap=True).print(Text(f"Error: {error}", style="red"))
-        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

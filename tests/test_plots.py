@@ -19,6 +19,7 @@ from sigma_nens_hf.metrics.example_table import ExampleTable
 from sigma_nens_hf.metrics.noise_floor import calibration_noise_floor
 from sigma_nens_hf.plots import (
     entropy_histogram,
+    frontier_plot,
     gates_plot,
     reliability_diagram,
     risk_coverage_plot,
@@ -47,6 +48,24 @@ def constant_table(probabilities, labels):
 
 SINGLE, ENSEMBLE = table(seed=1, sharpness=4.0), table()
 MODELS = {"single": SINGLE, "ensemble": ENSEMBLE}
+REFERENCE_ROWS = [
+    {"model": "single model", "members": 1, "ece": 0.05, "accuracy": 0.85, "scaled_nll": 0.37, "disagreement": 0.0},
+    {"model": "scaled single model", "members": 1, "ece": 0.03, "accuracy": 0.85, "scaled_nll": 0.36,
+     "disagreement": 0.0},
+    {"model": "deep ensemble", "members": 4, "ece": 0.02, "accuracy": 0.86, "scaled_nll": 0.34, "disagreement": 0.08},
+]  # fmt: skip
+FRONTIER = pandas.DataFrame(
+    [
+        *REFERENCE_ROWS,
+        *(
+            {"model": "sigma-N-Ens", "members": members, "tau": tau, "diversity_weight": 0.5, "expected_sharing": 1 + i,
+             "ece": 0.02 + i / 100, "ece_low": 0.01 + i / 100, "ece_high": 0.03 + i / 100, "accuracy": 0.84 + i / 100,
+             "scaled_nll": 0.35, "disagreement": 0.15 - 0.05 * i, "realized_sharing": 1.5 + i}
+            for members in (4, 8)
+            for i, tau in enumerate((0.1, 0.5, 1.0))
+        ),
+    ]
+)  # fmt: skip
 NO_LABELS = ExampleTable.of_probabilities([[0.3, 0.7]])
 
 
@@ -64,6 +83,7 @@ def every_figure(model):
         "entropy": lambda path=None: entropy_histogram(SINGLE, ENSEMBLE, path=path),
         "gates": lambda path=None: gates_plot(model, path=path),
         "sharing": lambda path=None: sharing_histogram(model, path=path),
+        "frontier": lambda path=None: frontier_plot(FRONTIER, path=path),
     }
 
 
@@ -439,3 +459,27 @@ def test_models_without_sound_gates_are_refused(figure):
         scalers(damaged)[2][1, 3] = float("nan")
     with pytest.raises(ValueError, match=r"\(1 norms\) are not finite"):
         figure(damaged)
+
+
+def test_frontier_shows_every_series_its_intervals_and_what_it_competes_with(tmp_path):
+    figure = frontier_plot(FRONTIER, tmp_path / "frontier.png")
+    trade, nll, disagreement, sharing = figure.axes
+    assert set(legend_texts(figure)) == {
+        "4 members, λ 0.5", "8 members, λ 0.5", "single model", "single model, temperature scaled",
+        "deep ensemble of so many",
+    }  # fmt: skip
+    of_four = FRONTIER[FRONTIER["members"].eq(4) & FRONTIER["tau"].notna()]
+    panels = ((trade, "ece", "accuracy"), (nll, "tau", "scaled_nll"), (disagreement, "tau", "disagreement"),
+              (sharing, "tau", "realized_sharing"))  # fmt: skip
+    for axes, x, y in panels:
+        np.testing.assert_allclose(axes.containers[0].lines[0].get_xydata(), of_four[[x, y]])
+    (bars,) = trade.containers[0].lines[2]
+    np.testing.assert_allclose([segment[:, 0] for segment in bars.get_segments()], of_four[["ece_low", "ece_high"]])
+    texts = {axes: {text.get_text() for text in axes.texts} for axes in (trade, nll, disagreement)}
+    assert texts[trade] == {"0.1", "0.5", "1", "4"}
+    assert texts[nll] == {"single", "deep 4"}
+    assert texts[disagreement] == {"deep 4"}
+    assert {tuple(line.get_ydata()) for line in nll.lines} >= {(0.36, 0.36), (0.34, 0.34)}
+    pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "frontier.csv"), FRONTIER)
+    with pytest.raises(ValueError, match="holds no ensemble yet"):
+        frontier_plot(pandas.DataFrame(REFERENCE_ROWS).assign(tau=np.nan))
