@@ -122,7 +122,13 @@ def trainer_with(callback):
     return Trainer
 
 
-@pytest.mark.parametrize(("kind", "how"), [("text", []), ("image", [*STREAMING, "--augmentation", "none"])])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("text", []),
+        pytest.param("image", [*STREAMING, "--augmentation", "none"], marks=pytest.mark.slow),
+    ],
+)
 def test_killed_run_goes_on_from_its_last_checkpoint_to_the_same_end(main, arguments, how, tmp_path, monkeypatch):
     arguments = [*arguments, *how, "--compare_single", "False"]
     (uninterrupted,) = main([*arguments, "--output_dir", str(tmp_path / "whole")])

@@ -149,6 +149,7 @@ def test_points_that_another_process_trains_are_left_to_it(texts, swept):
     assert frontier["seeds"].tolist() == [1, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_is_kept_once_for_all_temperatures(texts, tmp_path):
     result = run(*texts, *SMALL, "--branch-layer", 1, "--no-references")
     assert result.exit_code == 0, result.output
@@ -158,6 +159,7 @@ def test_a_cached_prefix_is_kept_once_for_all_temperatures(texts, tmp_path):
     assert "nll_minus_single" not in frontier
 
 
+@pytest.mark.slow
 def test_images(tmp_path, checkpoint_folder):
     result = run(
         checkpoint_folder("vit", encoder_only=True), "--dataset", image_folder(tmp_path / "images"),
