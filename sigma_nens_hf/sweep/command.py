@@ -66,6 +66,8 @@ def sweep(
     member_chunk_size: Annotated[int | None, typer.Option(min=1, help="Members run at a time.")] = None,
     branch_layer: Annotated[int | None, typer.Option(min=0, help="First block that carries members.")] = None,
     prefix: Annotated[str, typer.Option(help="Norms before it: frozen, shared or staged.")] = FROZEN,
+    gate_depth: Annotated[float, typer.Option(help="Largest share of a feature that a gate takes away.")] = 1.0,
+    train_scale: Annotated[bool, typer.Option("--train-scale", help="Train a scale that members share.")] = False,
     modules_to_save: Annotated[str, typer.Option(help="Modules trained as one copy, such as pooler.")] = "",
     references: Annotated[bool, typer.Option(help="Train single models and deep ensembles to compare with.")] = True,
     revision: Annotated[str | None, typer.Option(help="Revision of a model on the Hub.")] = None,
@@ -107,12 +109,14 @@ def sweep(
         else:
             texts = dict(zip(("text_column", "second_text_column"), columns, strict=False))
             data = TextArguments(**common, **texts, max_seq_length=max_seq_length)
-        branch = {} if branch_layer is None else {"branch_layer": branch_layer, "prefix": prefix}
+        of_members = {"gate_depth": gate_depth, "train_scale": train_scale}
+        if branch_layer is not None:
+            of_members |= {"branch_layer": branch_layer, "prefix": prefix}
         settings = SweepSettings(
             model,
             data,
             revision,
-            config=branch | {"modules_to_save": [name for name in modules_to_save.split(",") if name] or None},
+            config=of_members | {"modules_to_save": [name for name in modules_to_save.split(",") if name] or None},
             training={
                 "num_train_epochs": epochs,
                 "per_device_train_batch_size": batch_size,
