@@ -2,13 +2,14 @@
 """Find the default recipe by measurement: train ensembles by many recipes, and compare them on a part of train.
 
     python scripts/search_recipe.py --dataset_name sst2_folder --output_dir out --results scripts/results/recipe.json
-    python scripts/search_recipe.py --images --dataset_name cifar10_folder --output_dir out --recipes paper default
+    python scripts/search_recipe.py --images --dataset_name cifar10_folder --output_dir out --recipes paper shallow
 
 The reported splits of the dataset are not touched: what is compared on is carved from its training split, beside the
 split that temperatures are fitted on. What is finished is kept, so recipes and seeds can be added; several processes
 may work on one folder. Without a model the packaged MiniLM encoder or ViT is taken.
 """
 
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from sigma_nens_hf.data.splits import LABELS, carve, load_splits
 from sigma_nens_hf.data.texts import TextArguments
 from sigma_nens_hf.run_settings import write_json
 from sigma_nens_hf.sweep.frontier import frontier_of
-from sigma_nens_hf.sweep.points import Setting, SweepPoint
+from sigma_nens_hf.sweep.points import Setting, sweep_points
 from sigma_nens_hf.sweep.run import run_sweep
 from sigma_nens_hf.sweep.training import SweepSettings
 
@@ -40,18 +41,24 @@ SELECTION_SAMPLES = 1_500
 # and no trained scale.
 PAPER = {"gate_depth": 1.0, "train_scale": False, "diversity_weight": 0.015, "diversity_temperature": 0.1}
 BOUNDED = {"gate_depth": 0.3, "train_scale": True, "diversity_weight": 0.5, "diversity_temperature": 0.1}
+SHALLOW = BOUNDED | {"gate_depth": 0.15}
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": PAPER,
     "paper-lambda0": PAPER | {"diversity_weight": 0.0},
     "paper-lambda.05": PAPER | {"diversity_weight": 0.05},
+    "paper-rate6e-3": PAPER | {"learning_rate": 6e-3},
     "scale": PAPER | {"train_scale": True},
     "bounded": BOUNDED,
     "bounded-fixed": BOUNDED | {"train_scale": False},
+    "bounded-scale3e-3": BOUNDED | {"scale_learning_rate": 3e-3},
     "bounded-tau1": BOUNDED | {"diversity_temperature": 1.0},
-    "bounded-depth.15": BOUNDED | {"gate_depth": 0.15},
-    "bounded-depth.6": BOUNDED | {"gate_depth": 0.6},
-    "bounded-slow": BOUNDED | {"scale_learning_rate": 3e-3},
-    "bounded-lambda5": BOUNDED | {"diversity_weight": 5.0},
+    "bounded-depth.2": BOUNDED | {"gate_depth": 0.2},
+    "shallow": SHALLOW,
+    "shallow-tau1": SHALLOW | {"diversity_temperature": 1.0},
+    "shallow-lambda5": SHALLOW | {"diversity_weight": 5.0},
+    "shallow-rate6e-3": SHALLOW | {"learning_rate": 6e-3},
+    "shallow-rate2e-2": SHALLOW | {"learning_rate": 2e-2},
+    "shallow-rate6e-3-fixed": SHALLOW | {"learning_rate": 6e-3, "train_scale": False},
 }
 _SHOWN = {"accuracy": "accuracy", "nll": "NLL", "scaled_nll": "NLL at T", "ece": "ECE", "temperature": "T",
           "disagreement": "disagreement", "modulation_uncertainty": "modulation",
@@ -70,6 +77,10 @@ class SearchArguments:
     )
     members: int = field(default=4, metadata={"help": "Number of members M."})
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds."})
+    references: bool = field(
+        default=False,
+        metadata={"help": "Train single models at each recipe's rates as well, and their deep ensembles."},
+    )
     num_train_epochs: float = field(default=3, metadata={"help": "Passes over the training data."})
     results: str | None = field(default=None, metadata={"help": "json file for the table."})
 
@@ -89,7 +100,8 @@ def main(argv: list[str] | None = None) -> None:
     for seed in arguments.seeds:
         for name, (setting, shared) in settings.items():
             console.print(f"{name}, seed {seed}")
-            run_sweep([SweepPoint(setting, seed)], shared, splits, Path(arguments.output_dir) / name)
+            points = sweep_points([setting], [seed], arguments.references)
+            run_sweep(points, shared, splits, Path(arguments.output_dir) / name)
     rows = [
         {"recipe": name, **RECIPES[name], **row}
         for name, (setting, _) in settings.items()
@@ -143,9 +155,9 @@ def _settings_of(name: str, data: DataArguments, arguments: SearchArguments) -> 
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:
-    return {"recipe": row["recipe"], "seeds": str(row["seeds"])} | {
-        title: f"{row[name]:.4f}" for name, title in _SHOWN.items()
-    }
+    figures = {title: row.get(name, math.nan) for name, title in _SHOWN.items()}
+    cells = {title: "-" if math.isnan(figure) else f"{figure:.4f}" for title, figure in figures.items()}
+    return {"recipe": row["recipe"], "model": row["model"], "seeds": str(row["seeds"])} | cells
 
 
 if __name__ == "__main__":
