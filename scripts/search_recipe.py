@@ -31,7 +31,7 @@ from sigma_nens_hf.data.images import ImageArguments
 from sigma_nens_hf.data.splits import LABELS, carve, load_splits
 from sigma_nens_hf.data.texts import TextArguments
 from sigma_nens_hf.run_settings import write_json
-from sigma_nens_hf.sweep.frontier import frontier_of
+from sigma_nens_hf.sweep.frontier import frontier_of, records_of
 from sigma_nens_hf.sweep.points import Setting, sweep_points
 from sigma_nens_hf.sweep.run import run_sweep
 from sigma_nens_hf.sweep.training import SweepSettings
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = [
         {"recipe": name, **RECIPES[name], **row}
         for name, (setting, _) in settings.items()
-        for row in frontier_of(Path(arguments.output_dir) / name, [setting], arguments.seeds).to_dict("records")
+        for row in records_of(frontier_of(Path(arguments.output_dir) / name, [setting], arguments.seeds))
     ]
     if arguments.results:
         write_json(Path(arguments.results), {"command": ["scripts/search_recipe.py", *argv], "recipes": rows})

@@ -20,7 +20,7 @@ from ..data.texts import TextArguments
 from ..plots import frontier_plot
 from ..run_settings import write_json
 from ..training_args import SigmaNEnsTrainingArguments
-from .frontier import frontier_of
+from .frontier import frontier_of, records_of
 from .points import SweepPoint, settings_of, sweep_points
 from .run import leave_launch, run_sweep, settings_to_remember
 from .training import SweepSettings, point_arguments
@@ -149,7 +149,7 @@ def sweep(
             Console(stderr=True).print(f"Still trained by other processes, so not among the figures: {names}")
         if frontier.empty or frontier["tau"].isna().all():
             return
-        content = {"settings": settings_to_remember(settings), "seeds": all_seeds, "frontier": _records(frontier)}
+        content = {"settings": settings_to_remember(settings), "seeds": all_seeds, "frontier": records_of(frontier)}
         write_json(output_dir / JSON_FILE, content)
         frontier_plot(frontier, output_dir / PICTURE)
     Console().print(_table(frontier))
@@ -163,11 +163,6 @@ def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
     except ValueError:
         name = "whole numbers" if kind is int else "numbers"
         raise ValueError(f"{option} takes {name} with commas between them, got {text!r}.") from None
-
-
-def _records(frontier: pandas.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows as plain data, without what a row does not have."""
-    return [row.dropna().to_dict() for _, row in frontier.astype(object).iterrows()]
 
 
 def _table(frontier: pandas.DataFrame) -> Table:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -128,6 +129,15 @@ def frontier_of(
         before = setting, answers
         rows.append(row)
     return pandas.DataFrame(rows)
+
+
+def records_of(frontier: pandas.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frontier as plain data for json, without what a row does not have.
+
+    Args:
+        frontier: As from `frontier_of`.
+    """
+    return [row.dropna().to_dict() for _, row in frontier.astype(object).iterrows()]
 
 
 def _by_seed(output_dir: Path, seeds: Sequence[int], setting: Setting, num_models: int) -> dict[int, Answers]:
