@@ -39,8 +39,11 @@ from sigma_nens_hf.sweep.training import SweepSettings
 SELECTION_SAMPLES = 1_500
 # What a recipe changes, by field of the config or of the training arguments. The paper's form has gates of full depth
 # and no trained scale.
-PAPER = {"gate_depth": 1.0, "train_scale": False, "diversity_weight": 0.015, "diversity_temperature": 0.1}
-BOUNDED = {"gate_depth": 0.3, "train_scale": True, "diversity_weight": 0.5, "diversity_temperature": 0.1}
+PAPER = {
+    "gate_depth": 1.0, "train_scale": False, "diversity_weight": 0.015, "diversity_temperature": 0.1,
+    "learning_rate": 2e-3,
+}  # fmt: skip
+BOUNDED = PAPER | {"gate_depth": 0.3, "train_scale": True, "diversity_weight": 0.5}
 SHALLOW = BOUNDED | {"gate_depth": 0.15}
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": PAPER,

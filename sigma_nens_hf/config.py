@@ -37,7 +37,8 @@ class SigmaNormConfig(PeftConfig):
     """Configuration of a sigma-norm ensemble adapter.
 
     Args:
-        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline.
+        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline: its gate has
+            full depth and is its scale as well.
         target_modules: Norms that carry members: a list of module names or suffixes, or a regular expression.
             None stands for all norms of the backbone, found by their class.
         exclude_modules: Norms that do not, in the same forms.
@@ -52,9 +53,10 @@ class SigmaNormConfig(PeftConfig):
             and copied heads all members equal the base model and, the regulariser's gradient being exactly 0
             there, stay equal.
         gate_depth: How much a gate can take from a feature, in (0, 1]: a gate that closes leaves it 1 - gate_depth of
-            its pretrained weight. 1 is the paper's form, in which it leaves nothing.
+            its weight, so that gates may all open or close without a loss of features.
         train_scale: Whether each norm that carries members also trains the scale s, which they share, so that the
-            task need not go through the gates. False is the paper's form.
+            task need not go through the gates. The paper's form is False and a `gate_depth` of 1, in which a gate
+            that closes leaves nothing; it wants a weight of the regulariser of about .06 / M.
         member_bias: Whether each member has its own bias where the base norm has one.
         member_heads: Head projections that every member has of its own. None: the last projection; "all": every
             projection of the head; a list of names; []: one shared head.
@@ -100,8 +102,8 @@ class SigmaNormConfig(PeftConfig):
     )
     init_scaler: float = field(default=0.0, metadata={"help": "Start value g0 of every scaler."})
     init_scaler_std: float = field(default=0.1, metadata={"help": "Standard deviation of the start noise."})
-    gate_depth: float = field(default=1.0, metadata={"help": "Largest share of a feature that a gate takes away."})
-    train_scale: bool = field(default=False, metadata={"help": "Whether members' norms train a scale they share."})
+    gate_depth: float = field(default=0.15, metadata={"help": "Largest share of a feature that a gate takes away."})
+    train_scale: bool = field(default=True, metadata={"help": "Whether members' norms train a scale they share."})
     member_bias: bool = field(default=True, metadata={"help": "Whether each member has its own norm biases."})
     member_heads: list[str] | str | None = field(
         default=None, metadata={"help": "Head projections of which each member has its own."}

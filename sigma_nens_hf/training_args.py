@@ -16,11 +16,12 @@ DEFAULT_DIVERSITY_TEMPERATURE = 0.1
 class SigmaNEnsTrainingArguments(TrainingArguments):
     """Arguments of `SigmaNEnsTrainer`; `SigmaNEnsTrainingArguments(output_dir)` alone gives a good fine-tune.
 
-    Everything of `TrainingArguments` is there. Defaults that differ from it: `learning_rate` 2e-3, batches of 32, and a
+    Everything of `TrainingArguments` is there. Defaults that differ from it: `learning_rate` 6e-3, batches of 32, and a
     warm-up over the first tenth of the steps (they are this package's choice, as are the weights and rates below).
 
     Args:
-        diversity_weight: Weight lambda of the regulariser. 0 switches it off.
+        diversity_weight: Weight lambda of the regulariser. 0 switches it off. The default is for gates of bounded
+            depth, for which it hardly matters; gates of the paper's full depth want about .06 / M.
         diversity_temperature: Softmax temperature tau of the regulariser. None: .1, unless
             `members_per_feature` is given.
         members_per_feature: The number k of members that are to own a feature, instead of a temperature. The
@@ -54,7 +55,7 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
         ValueError: Both a temperature and a number of members per feature are given, or a value is out of range.
     """
 
-    diversity_weight: float = field(default=0.015, metadata={"help": "Weight lambda of the diversity regulariser."})
+    diversity_weight: float = field(default=0.15, metadata={"help": "Weight lambda of the diversity regulariser."})
     diversity_temperature: float | None = field(
         default=None, metadata={"help": "Softmax temperature tau of the regulariser; default .1."}
     )
@@ -67,7 +68,7 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
     )
     scaler_learning_rate: float = field(default=3e-2, metadata={"help": "Learning rate of the scalers."})
     scale_learning_rate: float = field(default=1e-2, metadata={"help": "Learning rate of trained shared scales."})
-    learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of member biases and heads."})
+    learning_rate: float = field(default=6e-3, metadata={"help": "Learning rate of member biases and heads."})
     modules_to_save_learning_rate: float = field(
         default=2e-4, metadata={"help": "Learning rate of the modules that members share."}
     )

@@ -6,6 +6,8 @@ from sigma_nens_hf import SigmaNormConfig, SigmaNormLayer
 from sigma_nens_hf.forward_pass import ForwardPass, InForwardPass
 from sigma_nens_hf.layer import NormRole
 
+PAPER = {"gate_depth": 1.0, "train_scale": False}
+
 
 def make_layer(weight, bias=True, **config):
     weight = torch.as_tensor(weight, dtype=torch.float32)
@@ -43,14 +45,14 @@ def reference(layer, rows, members):
     return torch.cat(chunks)
 
 
-@pytest.mark.parametrize("form", [{}, {"gate_depth": 0.3}, {"gate_depth": 0.15, "train_scale": True}])
+@pytest.mark.parametrize("form", [{}, PAPER, {"gate_depth": 0.3, "train_scale": False}])
 @pytest.mark.parametrize("init_scaler", [0.0, -2.0, 1.5])
 @pytest.mark.parametrize("members", [(0, 1, 2), (2,), (1, 0)])
 def test_formula(init_scaler, members, form):
     weights = [-1.5, 0.0, 2.5, 1.0, 0.3]
     layer = make_layer(weights, num_members=3, init_scaler=init_scaler, init_scaler_std=1.0, **form)
     nn.init.normal_(layer.sigma_norm_bias["default"])
-    if "train_scale" in form:
+    if "default" in layer.sigma_norm_scale:
         nn.init.normal_(layer.sigma_norm_scale["default"])
     rows = torch.randn(2 * len(members), 7, 5) * 3 + 1
     torch.testing.assert_close(
@@ -58,7 +60,7 @@ def test_formula(init_scaler, members, form):
     )
 
 
-@pytest.mark.parametrize("form", [{}, {"gate_depth": 0.3, "train_scale": True}])
+@pytest.mark.parametrize("form", [{}, PAPER])
 @pytest.mark.parametrize("init_scaler", [0.0, -3.0, 4.0])
 def test_every_member_starts_as_the_pretrained_norm(init_scaler, form):
     layer = make_layer([-1.5, 0.0, 2.5, 1.0, 0.3], init_scaler=init_scaler, init_scaler_std=0.0, **form)
@@ -78,7 +80,7 @@ def test_gates_of_some_depth_take_no_more_than_that_from_the_pretrained_weight(d
 
 
 def test_a_trained_scale_is_one_for_all_members():
-    layer = make_layer([1.0, 2.0, 0.5], num_members=3, train_scale=True, init_scaler_std=1.0)
+    layer = make_layer([1.0, 2.0, 0.5], num_members=3, init_scaler_std=1.0)
     assert layer.sigma_norm_scale["default"].shape == (1, 3)
     before, _ = layer.affine("default", (0, 1, 2))
     with torch.no_grad():
@@ -89,9 +91,18 @@ def test_a_trained_scale_is_one_for_all_members():
     torch.testing.assert_close(layer.sigma_norm_scale["default"].grad, before.detach().sum(0, keepdim=True))
 
 
-def test_a_copy_that_members_share_has_gates_of_full_depth_and_no_scale_beside_them():
+def test_the_paper_has_no_scale_beside_gates_of_full_depth():
+    layer = make_layer([1.5, -0.5], num_members=3, init_scaler_std=1.0, init_scaler=0.7, **PAPER)
+    assert "default" not in layer.sigma_norm_scale
+    gates = layer.sigma_norm_scaler["default"].sigmoid()
+    gain, _ = layer.affine("default", (0, 1, 2))
+    torch.testing.assert_close(gain, gates * layer.base_layer.weight / torch.tensor(0.7).sigmoid())
+
+
+@pytest.mark.parametrize(("num_members", "role"), [(4, NormRole.SHARED), (1, NormRole.MEMBERS)])
+def test_a_copy_that_is_alone_has_gates_of_full_depth_and_no_scale_beside_them(num_members, role):
     layer = SigmaNormLayer(nn.LayerNorm(3))
-    layer.update_layer("default", SigmaNormConfig(gate_depth=0.3, train_scale=True), NormRole.SHARED)
+    layer.update_layer("default", SigmaNormConfig(num_members=num_members, gate_depth=0.3, train_scale=True), role)
     assert layer.gate_depth["default"] == 1
     assert "default" not in layer.sigma_norm_scale
 
@@ -113,7 +124,8 @@ def test_norm_without_bias_gets_none():
 def test_parameters_are_stacked_and_named_after_the_method():
     layer = make_layer([1.0, 2.0, 0.5], num_members=3)
     names = {name: tuple(p.shape) for name, p in layer.named_parameters() if "base_layer" not in name}
-    assert names == {"sigma_norm_scaler.default": (3, 3), "sigma_norm_bias.default": (3, 3)}
+    members, shared = dict.fromkeys(["sigma_norm_scaler.default", "sigma_norm_bias.default"], (3, 3)), (1, 3)
+    assert names == members | {"sigma_norm_scale.default": shared}
     # transformers renames such keys when it loads a checkpoint
     assert not any("gamma" in name or "beta" in name for name in names)
 

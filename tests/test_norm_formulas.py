@@ -5,8 +5,8 @@ from transformers.models.convnext.modeling_convnext import ConvNextLayerNorm
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.t5.modeling_t5 import T5LayerNorm
+from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 
 from sigma_nens_hf.norm_formulas import NormFormula, is_norm
 
@@ -72,7 +72,7 @@ def test_norm_without_data_is_known_by_its_class():
     ("norm", "message"),
     [
         (GemmaRMSNorm(SIZE), r"a GemmaRMSNorm, multiplies by 1 \+ weight"),
-        (MambaRMSNormGated(SIZE, SIZE), "a MambaRMSNormGated, is fused with other operations"),
+        (Zamba2RMSNormGated(SIZE, SIZE), "a Zamba2RMSNormGated, is fused with other operations"),
         (ExtraArgument(SIZE), "is fused with other operations: it takes more than its input"),
         (nn.LayerNorm((3, SIZE)), "acts on more than one dimension"),
         (OtherLayerNorm(), "computes neither a layer norm nor an RMS norm"),

@@ -110,7 +110,7 @@ def test_shared_copies_are_trained_at_the_rates_of_scalers_and_biases(tmp_path):
         for parameter in group["params"]:
             if id(parameter) in copies:
                 found.add(id(parameter))
-                assert group["lr"] == (3e-2 if "scaler" in names[id(parameter)] else 2e-3)
+                assert group["lr"] == (3e-2 if "scaler" in names[id(parameter)] else 6e-3)
                 assert group["weight_decay"] == 0
     assert found == copies
     before = trained(model)

@@ -151,11 +151,11 @@ def test_points_that_another_process_trains_are_left_to_it(texts, swept):
 
 @pytest.mark.slow
 def test_a_cached_prefix_is_kept_once_for_all_temperatures(texts, tmp_path):
-    options = ["--branch-layer", 1, "--gate-depth", 0.5, "--train-scale", "--no-references"]
+    options = ["--branch-layer", 1, "--gate-depth", 0.5, "--no-train-scale", "--no-references"]
     result = run(*texts, *SMALL, *options)
     assert result.exit_code == 0, result.output
     config = json.loads((tmp_path / "out" / ENSEMBLES[0] / "adapter" / "adapter_config.json").read_text())
-    assert (config["branch_layer"], config["gate_depth"], config["train_scale"]) == (1, 0.5, True)
+    assert (config["branch_layer"], config["gate_depth"], config["train_scale"]) == (1, 0.5, False)
     assert len(list((tmp_path / "out" / "prefixes").iterdir())) == 1
     frontier = pandas.read_csv(tmp_path / "out" / "frontier.csv")
     assert frontier["model"].tolist() == ["sigma-N-Ens"] * 2

@@ -28,6 +28,10 @@ from sigma_nens_hf.metrics import (
 )
 
 
+# Learning rates of what members train, but for biases and heads.
+RATES = {"sigma_norm_scaler": 3e-2, "sigma_norm_scale": 1e-2}
+
+
 def dataset(architecture, num_examples=16, seed=1):
     batch = tiny.inputs(architecture, num_examples, seed=seed)
     batch.setdefault("labels", torch.arange(num_examples) % 3)  # for DeiT with a teacher
@@ -163,9 +167,8 @@ def test_every_member_is_trained_in_one_group_and_never_decayed(architecture, tm
     assert sorted(grouped) == sorted(names)
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
     for group in optimizer.param_groups:
-        kinds = {"sigma_norm_scaler" in names[id(parameter)] for parameter in group["params"]}
-        assert len(kinds) == 1
-        assert group["lr"] == (3e-2 if kinds == {True} else 2e-3)
+        rates = {RATES.get(names[id(parameter)].split(".")[-2], 6e-3) for parameter in group["params"]}
+        assert rates == {group["lr"]}
 
 
 def test_shared_modules_have_their_own_rate_and_only_their_weights_decay(tmp_path):
@@ -180,16 +183,16 @@ def test_shared_modules_have_their_own_rate_and_only_their_weights_decay(tmp_pat
         )
         for group in trainer.create_optimizer().param_groups
     ]
-    assert groups[0][:2] == (2e-3, 0.0)
-    assert groups[1][:2] == (3e-2, 0.0)
-    assert groups[2:] == [(2e-4, 0.3, [".dense.weight"]), (2e-4, 0.0, [".dense.bias"])]
+    assert groups[0][:2] == (6e-3, 0.0)
+    assert [group[:2] for group in groups[1:3]] == [(3e-2, 0.0), (1e-2, 0.0)]
+    assert groups[3:] == [(2e-4, 0.3, [".dense.weight"]), (2e-4, 0.0, [".dense.bias"])]
 
 
 def test_trained_scales_have_their_own_rate_and_do_not_decay(tmp_path):
-    model = tiny.ensemble("bert", train_scale=True)
+    model = tiny.ensemble("bert")
     trainer = trainer_for(model, tmp_path, dataset("bert"), weight_decay=0.3, scale_learning_rate=0.07)
     groups = {group["lr"]: group for group in trainer.create_optimizer().param_groups}
-    assert groups.keys() == {2e-3, 3e-2, 0.07}
+    assert groups.keys() == {6e-3, 3e-2, 0.07}
     scales = [p for name, p in model.named_parameters() if name.endswith(".sigma_norm_scale.default")]
     assert {id(p) for p in groups[0.07]["params"]} == {id(p) for p in scales}
     assert len(scales) == 5
@@ -503,7 +506,7 @@ def test_recipe_is_written_into_the_adapter(tmp_path):
     model.save_pretrained(tmp_path / "adapter")
     recipe = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["training_recipe"]
     assert recipe["diversity_temperature"] == temperature_for_sharing(2, 8)
-    assert (recipe["diversity_weight"], recipe["members_per_feature"], recipe["seed"]) == (0.015, 2, 5)
+    assert (recipe["diversity_weight"], recipe["members_per_feature"], recipe["seed"]) == (0.15, 2, 5)
     assert recipe["train_examples"] == 16
     assert str(tmp_path) not in json.dumps(recipe)
 

@@ -10,9 +10,9 @@ def arguments(tmp_path, **kwargs):
 
 def test_defaults(tmp_path):
     args = arguments(tmp_path)
-    assert (args.diversity_weight, args.resolved_temperature(4)) == (0.015, 0.1)
+    assert (args.diversity_weight, args.resolved_temperature(4)) == (0.15, 0.1)
     assert (args.learning_rate, args.scaler_learning_rate, args.modules_to_save_learning_rate) == (
-        2e-3,
+        6e-3,
         3e-2,
         2e-4,
     )

@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from ..command_line import errors_as_messages, input_columns, quiet
-from ..config import FROZEN
+from ..config import FROZEN, SigmaNormConfig
 from ..data.images import ImageArguments
 from ..data.splits import carve, load_splits
 from ..data.texts import TextArguments
@@ -26,7 +26,6 @@ from .run import leave_launch, run_sweep, settings_to_remember
 from .training import SweepSettings, point_arguments
 
 JSON_FILE, PICTURE = "frontier.json", "frontier.png"
-_DIVERSITY_WEIGHT = SigmaNEnsTrainingArguments.__dataclass_fields__["diversity_weight"].default
 _SHOWN = {
     "accuracy": "acc.", "nll": "NLL", "scaled_nll": "NLL T", "ece": "ECE", "disagreement": "disag.",
     "modulation_uncertainty": "modul.", "realized_sharing": "share",
@@ -43,7 +42,7 @@ def sweep(
     members: Annotated[str, typer.Option(help="Numbers of members M, such as 4,8.")] = "4",
     seeds: Annotated[str, typer.Option(help="Seeds.")] = "0,1,2",
     diversity_weight: Annotated[str, typer.Option(help="Weights lambda of the regulariser.")] = (
-        f"{_DIVERSITY_WEIGHT:g}"
+        f"{SigmaNEnsTrainingArguments.diversity_weight:g}"
     ),
     dataset: Annotated[str | None, typer.Option(help="Dataset id on the Hub or a local folder.")] = None,
     dataset_config: Annotated[str | None, typer.Option(help="Configuration of the dataset.")] = None,
@@ -66,8 +65,10 @@ def sweep(
     member_chunk_size: Annotated[int | None, typer.Option(min=1, help="Members run at a time.")] = None,
     branch_layer: Annotated[int | None, typer.Option(min=0, help="First block that carries members.")] = None,
     prefix: Annotated[str, typer.Option(help="Norms before it: frozen, shared or staged.")] = FROZEN,
-    gate_depth: Annotated[float, typer.Option(help="Largest share of a feature that a gate takes away.")] = 1.0,
-    train_scale: Annotated[bool, typer.Option("--train-scale", help="Train a scale that members share.")] = False,
+    gate_depth: Annotated[
+        float, typer.Option(help="Largest share of a feature that a gate takes away.")
+    ] = SigmaNormConfig.gate_depth,
+    train_scale: Annotated[bool, typer.Option(help="Train a scale that members share.")] = SigmaNormConfig.train_scale,
     modules_to_save: Annotated[str, typer.Option(help="Modules trained as one copy, such as pooler.")] = "",
     references: Annotated[bool, typer.Option(help="Train single models and deep ensembles to compare with.")] = True,
     revision: Annotated[str | None, typer.Option(help="Revision of a model on the Hub.")] = None,

@@ -29,7 +29,7 @@ CALIBRATION, REPORT = "calibration", "report"
 # Folders of a point, and of a sweep.
 ADAPTER, CHECKPOINTS, PREFIX_CACHE = "adapter", "checkpoints", "prefixes"
 # Fields of a config that say what members are; a single model has none of them.
-_OF_MEMBERS = frozenset({"branch_layer", "prefix", "gate_depth", "train_scale", "init_scaler_std"})
+_OF_MEMBERS = frozenset({"branch_layer", "prefix", "init_scaler_std"})
 
 
 @dataclass(frozen=True)
