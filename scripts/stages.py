@@ -153,7 +153,7 @@ def _settings_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the settings that two runs must share to be one."""
     names = [
-        "seed", "num_train_epochs", "max_steps", "learning_rate", "scaler_learning_rate",
+        "seed", "num_train_epochs", "max_steps", "learning_rate", "scaler_learning_rate", "scale_learning_rate",
         "modules_to_save_learning_rate", "diversity_weight", "diversity_temperature", "members_per_feature",
         "diversity_reduction", "diversity_layers", "per_device_train_batch_size", "gradient_accumulation_steps",
         "weight_decay", "warmup_steps", "label_smoothing_factor", "prefix_epochs", "prefix_dropout",

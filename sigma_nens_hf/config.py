@@ -37,8 +37,8 @@ class SigmaNormConfig(PeftConfig):
     """Configuration of a sigma-norm ensemble adapter.
 
     Args:
-        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline: its gate has
-            full depth and is its scale as well.
+        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline; its gates are its
+            scales as well, so `gate_depth` is 1 and `train_scale` False then, whatever is given.
         target_modules: Norms that carry members: a list of module names or suffixes, or a regular expression.
             None stands for all norms of the backbone, found by their class.
         exclude_modules: Norms that do not, in the same forms.
@@ -132,6 +132,8 @@ class SigmaNormConfig(PeftConfig):
         super().__post_init__()
         self.peft_type = extend_peft_type()
         self._check_numbers()
+        if self.num_members == 1:
+            self.gate_depth, self.train_scale = 1.0, False
         self._normalise_labels()
         # A saved config lists exactly the modules that its file holds; read it before peft appends to it.
         saved = tuple(name for name in self.modules_to_save or () if name != _NO_MODULE)

@@ -142,11 +142,10 @@ class SigmaNormLayer(MemberLayer):
         Args:
             adapter_name: The adapter.
             config: Its config.
-            role: Whose they are. A shared copy starts as the pretrained norm, without noise. Its gate, as that of a
-                single member, has full depth and is its scale as well.
+            role: Whose they are. A shared copy starts as the pretrained norm, without noise; its gate, which has full
+                depth, is its scale as well.
         """
         is_shared = role is not NormRole.MEMBERS
-        is_alone = is_shared or config.num_members == 1
         num_members, size = 1 if is_shared else config.num_members, self.base_layer.weight.shape[0]
         device = self.base_layer.weight.device
         noise = torch.zeros(1, size, device=device)
@@ -155,9 +154,9 @@ class SigmaNormLayer(MemberLayer):
         bias = None
         if config.member_bias and self.base_bias is not None:
             bias = self.base_bias.detach().float().repeat(num_members, 1)
-        scale = torch.ones(1, size, device=device) if config.train_scale and not is_alone else None
+        scale = torch.ones(1, size, device=device) if config.train_scale and not is_shared else None
         self.init_scaler[adapter_name] = config.init_scaler
-        self.gate_depth[adapter_name] = 1.0 if is_alone else config.gate_depth
+        self.gate_depth[adapter_name] = 1.0 if is_shared else config.gate_depth
         self.role[adapter_name] = role
         self.add_parameters(
             adapter_name,

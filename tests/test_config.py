@@ -48,6 +48,11 @@ def test_contradicting_labels_are_refused():
         SigmaNormConfig(id2label={0: "a", 1: "b"}, label2id={"a": 1, "b": 0})
 
 
+def test_gates_of_a_single_model_are_its_scales_as_well():
+    config = SigmaNormConfig(num_members=1, gate_depth=0.3, train_scale=True)
+    assert (config.gate_depth, config.train_scale) == (1, False)
+
+
 def test_labels_complete_each_other():
     config = SigmaNormConfig(label2id={"no": 0, "yes": 1})
     assert config.id2label == {0: "no", 1: "yes"}

@@ -99,10 +99,9 @@ def test_the_paper_has_no_scale_beside_gates_of_full_depth():
     torch.testing.assert_close(gain, gates * layer.base_layer.weight / torch.tensor(0.7).sigmoid())
 
 
-@pytest.mark.parametrize(("num_members", "role"), [(4, NormRole.SHARED), (1, NormRole.MEMBERS)])
-def test_a_copy_that_is_alone_has_gates_of_full_depth_and_no_scale_beside_them(num_members, role):
+def test_a_copy_that_members_share_has_gates_of_full_depth_and_no_scale_beside_them():
     layer = SigmaNormLayer(nn.LayerNorm(3))
-    layer.update_layer("default", SigmaNormConfig(num_members=num_members, gate_depth=0.3, train_scale=True), role)
+    layer.update_layer("default", SigmaNormConfig(gate_depth=0.3, train_scale=True), NormRole.SHARED)
     assert layer.gate_depth["default"] == 1
     assert "default" not in layer.sigma_norm_scale
 

@@ -130,12 +130,15 @@ def test_file_pulled_apart_by_hand_holds_the_members_and_nothing_else(architectu
         if f"{name}.bias" in weights:
             expected[f"{name}.sigma_norm_head_bias"] = (4, outputs)
     actual = {key.removeprefix("base_model.model."): tuple(tensor.shape) for key, tensor in tensors.items()}
-    norms = {key: actual.pop(key) for key in list(actual) if key.endswith((".sigma_norm_scaler", ".sigma_norm_bias"))}
+    ends = (".sigma_norm_scaler", ".sigma_norm_scale", ".sigma_norm_bias")
+    norms = {key: actual.pop(key) for key in list(actual) if key.endswith(ends)}
     assert actual == {key: tuple(shape) for key, shape in expected.items()}
-    assert sum(key.endswith("scaler") for key in norms) == config["num_adapted_norms"]
+    for end in ("scaler", "scale"):
+        assert sum(key.endswith(end) for key in norms) == config["num_adapted_norms"]
     has_rms_norms = architecture.partition("-")[0] in ("llama", "qwen2", "qwen3", "modernbert")  # without biases
     assert sum(key.endswith("bias") for key in norms) == (0 if has_rms_norms else config["num_adapted_norms"])
-    assert all(len(shape) == 2 and shape[0] == 4 for shape in norms.values())
+    assert all(len(shape) == 2 for shape in norms.values())
+    assert all(shape[0] == (1 if key.endswith("scale") else 4) for key, shape in norms.items())
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     size = sum(tensor.numel() * 4 for tensor in tensors.values())
     assert size < (adapter / "adapter_model.safetensors").stat().st_size < size + 20_000  # and its table of contents

@@ -11,7 +11,7 @@ from sigma_nens_hf.metrics import accuracy, negative_log_likelihood
 
 def test_files_to_reports_and_a_loadable_adapter(checkpoint_folder, tmp_path, capsys):
     arguments = command_line("text", tmp_path, checkpoint_folder("bert", encoder_only=True))
-    single, ensemble = run_sst2.main([*arguments, "--num_train_epochs", "20"])
+    single, ensemble = run_sst2.main([*arguments, "--num_train_epochs", "30", "--scale_learning_rate", "0.1"])
     assert (single.name, single.num_members) == ("single", 1)
     assert (ensemble.name, ensemble.num_members) == ("ensemble", 3)
     assert single.num_examples == ensemble.num_examples == NUM_REPORT

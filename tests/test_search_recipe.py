@@ -43,7 +43,7 @@ def test_recipes_are_trained_and_compared_on_a_part_of_train(command_line, tmp_p
     assert [(config["gate_depth"], config["train_scale"]) for config in configs] == [(1, False), (0.15, True)]
     assert [config["training_recipe"]["learning_rate"] for config in configs] == [2e-3, 6e-3]
     (single,) = [json.loads(p.read_text()) for p in out.glob("shallow*/single-seed0-0/adapter/adapter_config.json")]
-    assert (single["num_members"], single["training_recipe"]["learning_rate"]) == (1, 6e-3)
+    assert (single["gate_depth"], single["training_recipe"]["learning_rate"]) == (1, 6e-3)
 
 
 def _points(name):
