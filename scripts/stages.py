@@ -20,7 +20,7 @@ from rich.console import Console
 from stage_report import StageReport, evaluate_report, load_examples, save_examples, table_of
 from transformers import HfArgumentParser, set_seed
 
-from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, ensemble_from_pretrained
+from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, SigmaNormConfig, ensemble_from_pretrained
 from sigma_nens_hf.checkpoints import last_complete_checkpoint
 from sigma_nens_hf.data.arguments import DataArguments, Split
 from sigma_nens_hf.data.splits import LABELS, carve, check_splits, load_splits, unseen_classes
@@ -38,6 +38,12 @@ class ModelArguments:
     model_revision: str | None = field(default=None, metadata={"help": "Revision of the model."})
     num_members: int = field(default=4, metadata={"help": "Number of members M."})
     init_scaler_std: float = field(default=0.1, metadata={"help": "Noise on the members' scalers at the start."})
+    gate_depth: float = field(
+        default=SigmaNormConfig.gate_depth, metadata={"help": "Largest share of a feature that a gate takes away."}
+    )
+    train_scale: bool = field(
+        default=SigmaNormConfig.train_scale, metadata={"help": "Whether members' norms train a scale they share."}
+    )
     member_heads: Literal["last", "all", "shared"] = field(
         default="last",
         metadata={
@@ -194,6 +200,8 @@ def train_stage(
         id2label=dict(enumerate(_class_names(splits))),
         revision=model_args.model_revision,
         init_scaler_std=model_args.init_scaler_std,
+        gate_depth=model_args.gate_depth,
+        train_scale=model_args.train_scale,
         member_heads={"last": None, "all": "all", "shared": []}[model_args.member_heads],
         head_init=model_args.head_init,
         modules_to_save=model_args.modules_to_save,
