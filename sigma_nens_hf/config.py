@@ -37,8 +37,8 @@ class SigmaNormConfig(PeftConfig):
     """Configuration of a sigma-norm ensemble adapter.
 
     Args:
-        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline; its gates are its
-            scales as well, so `gate_depth` is 1 and `train_scale` False then, whatever is given.
+        num_members: Number of members M. 1 gives a single model with tuned norms, the honest baseline. Its gates are
+            its scales as well, so `gate_depth` is 1 and `train_scale` False then, whatever is given.
         target_modules: Norms that carry members: a list of module names or suffixes, or a regular expression.
             None stands for all norms of the backbone, found by their class.
         exclude_modules: Norms that do not, in the same forms.

@@ -8,6 +8,7 @@ from sigma_nens_hf.architectures import ARCHITECTURES
 
 NORMS = 25 * 768 * 2 * 4  # bytes of 25 norms with gates and biases for one member
 SCALES = 25 * 768 * 4  # and with the scale that members share
+OF_FOUR = 4 * NORMS + SCALES
 
 
 def test_every_family_has_a_shape():
@@ -18,9 +19,9 @@ def test_every_family_has_a_shape():
 @pytest.mark.parametrize(
     ("model_class", "shape", "arguments", "expected"),
     [
-        (BertForSequenceClassification, "bert-base-uncased", {}, (4 * NORMS + SCALES, 4 * 2 * 769 * 4, 0)),
-        (DebertaV2ForSequenceClassification, "deberta-v3-base", {}, (4 * NORMS + SCALES, 4 * 2 * 769 * 4, 768 * 769 * 4)),
-        (ViTForImageClassification, "vit-base-patch16-224", {"labels": 1000}, (4 * NORMS + SCALES, 4 * 1000 * 769 * 4, 0)),
+        (BertForSequenceClassification, "bert-base-uncased", {}, (OF_FOUR, 4 * 2 * 769 * 4, 0)),
+        (DebertaV2ForSequenceClassification, "deberta-v3-base", {}, (OF_FOUR, 4 * 2 * 769 * 4, 768 * 769 * 4)),
+        (ViTForImageClassification, "vit-base-patch16-224", {"labels": 1000}, (OF_FOUR, 4 * 1000 * 769 * 4, 0)),
         (
             ViTForImageClassification,
             "vit-base-patch16-224",

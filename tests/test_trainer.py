@@ -27,7 +27,6 @@ from sigma_nens_hf.metrics import (
     pairwise_disagreement,
 )
 
-
 # Learning rates of what members train, but for biases and heads.
 RATES = {"sigma_norm_scaler": 3e-2, "sigma_norm_scale": 1e-2}
 
