@@ -65,6 +65,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "shallow-rate1e-2": SHALLOW | {"learning_rate": 1e-2},
     "shallow-rate2e-2": SHALLOW | {"learning_rate": 2e-2},
     "shallow-rate6e-3-fixed": SHALLOW | {"learning_rate": 6e-3, "train_scale": False},
+    "mild": SHALLOW | {"learning_rate": 1e-2, "diversity_weight": 0.15},
+    "mild-depth.2": SHALLOW | {"learning_rate": 1e-2, "diversity_weight": 0.15, "gate_depth": 0.2},
+    "mild-rate6e-3-depth.2": SHALLOW | {"learning_rate": 6e-3, "diversity_weight": 0.15, "gate_depth": 0.2},
     "shallow-rate1e-2-fixed": SHALLOW | {"learning_rate": 1e-2, "train_scale": False},
 }
 _SHOWN = {"accuracy": "accuracy", "nll": "NLL", "scaled_nll": "NLL at T", "ece": "ECE", "temperature": "T",

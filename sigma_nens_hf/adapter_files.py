@@ -65,6 +65,27 @@ def adapter_weights_file(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> str:
         raise ValueError(f"{path} is damaged or cut off ({error}); fetch or save it again.") from error
 
 
+def check_sizes(path: str, config: SigmaNormConfig) -> None:
+    """Refuse a file that is not of the members and classes of its config, before memory is taken for as many.
+
+    Args:
+        path: A safetensors file.
+        config: The config that came with it.
+
+    Raises:
+        ValueError: It has other numbers of them.
+    """
+    with safe_open(path, "pt") as file:
+        keys = file.keys()
+        shapes = {key: file.get_slice(key).get_shape() for key in keys}
+    heads = [shape for key, shape in shapes.items() if key.endswith(".sigma_norm_head_bias")]
+    members = {shape[0] for key, shape in shapes.items() if key.endswith(".sigma_norm_scaler")}
+    if max(members, default=0) != config.num_members or any(shape[0] != config.num_members for shape in heads):
+        raise ValueError(f"{path} is not of the {config.num_members} members that its {CONFIG_NAME} says.")
+    if config.num_labels is not None and any(shape[1] < config.num_labels for shape in heads):
+        raise ValueError(f"{path} is not of the {config.num_labels} classes that its {CONFIG_NAME} says.")
+
+
 def file_of_adapter(repo_or_dir: str, name: str, hub_kwargs: dict[str, Any]) -> str | None:
     """Return the path of a file, None where there is none.
 

@@ -16,6 +16,7 @@ from .adapter_files import adapter_weights_file, file_of_adapter, read_adapter_c
 from .adapter_weights import check_finite
 from .architectures import ARCHITECTURES, task_of_class
 from .config import FROZEN, SigmaNormConfig
+from .integrity import check_digest, tensor_digest
 from .regularizer import owners_of_features
 
 _SCALER = ".sigma_norm_scaler"
@@ -152,11 +153,12 @@ def _read_weights(path: str, config: SigmaNormConfig) -> tuple[dict[str, PartSiz
         ValueError: The file is not that of the config, or holds numbers that are not finite.
     """
     sizes = {part: [0, 0] for part in (*_PARTS.values(), _SHARED_MODULES)}
-    owners, num_norms = {}, 0
+    owners, num_norms, digests = {}, 0, []
     with safe_open(path, "pt") as file:
         for key in sorted(file.keys(), key=_by_number):
             tensor = file.get_tensor(key)
             check_finite(key, tensor)
+            digests.append(tensor_digest(tensor))
             size = sizes[next((part for end, part in _PARTS.items() if end in key), _SHARED_MODULES)]
             size[0] += tensor.numel()
             size[1] += tensor.nbytes
@@ -175,6 +177,7 @@ def _read_weights(path: str, config: SigmaNormConfig) -> tuple[dict[str, PartSiz
         raise ValueError(
             f"{path} has gates for {num_norms} norms, but its adapter_config.json says {config.num_adapted_norms}."
         )
+    check_digest(digests, config.weights_digest, path)
     return {part: PartSize(*size) for part, size in sizes.items()}, owners
 
 

@@ -9,6 +9,7 @@ from .architectures import task_of_class
 from .blocks import branch_block
 from .config import STAGED, SigmaNormConfig
 from .heads import HeadPlan, has_output_per_label, plan_head
+from .integrity import base_fingerprint, check_base
 from .labels import LabelSet
 from .layer import NormRole
 from .norms import find_norms, find_shared_norms
@@ -77,6 +78,9 @@ def plan_adapter(model: PreTrainedModel, config: SigmaNormConfig, base_labels: L
     if head.architecture.pools_last_token:
         config.pad_token_id = padding_token(model, config.pad_token_id)
     config.resolve_shared_modules(shared)
+    fingerprint = base_fingerprint(model, [*shared, *head.architecture.projections])
+    check_base(fingerprint, config.base_fingerprint, config.base_model_name_or_path)
+    config.base_fingerprint = config.base_fingerprint or fingerprint
     config.problem_type = labels.problem_type
     if has_output_per_label(model):
         config.num_labels = labels.num_labels

@@ -1,13 +1,16 @@
 """The configuration of one sigma-norm adapter, and everything that makes the adapter self-contained."""
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
 from peft import PeftConfig
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
+from .integrity import digest_of_file
 from .registration import extend_peft_type
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -20,6 +23,8 @@ PREFIXES = (FROZEN, SHARED, STAGED)
 # wrap the head over the member heads. They carry no wish of the user: the head is always trained here.
 _NAMES_ADDED_BY_PEFT = frozenset({"classifier", "score"})
 _LARGEST_INIT_SCALER = 16.0
+# A file that says more is damaged or wants to take the memory.
+_MOST_MEMBERS = 4096
 _TASK_TYPES = (None, "SEQ_CLS", "TOKEN_CLS")
 # Stands for "no module at all": peft fails on a task model whose `modules_to_save` is empty.
 _NO_MODULE = "sigma_norm_no_module"
@@ -75,6 +80,10 @@ class SigmaNormConfig(PeftConfig):
         pad_token_id: Padding token of a base model that predicts from the last token before it; filled on injection.
         base_model_type: `model_type` of the base model; filled on injection.
         base_model_class: Class of the base model; filled on injection.
+        base_fingerprint: What the base model's weights are known by, as from `integrity.base_fingerprint`; filled on
+            injection and checked on loading.
+        weights_digest: What the adapter's own weights are known by; filled on saving beside them and checked on
+            loading.
         num_adapted_norms: Number of norms that the adapter changes, members' and shared ones; filled on injection and
             checked on loading.
         prefix_is_tuned: Whether the first stage of a staged prefix is over, so that it is frozen; filled by the
@@ -119,6 +128,8 @@ class SigmaNormConfig(PeftConfig):
     pad_token_id: int | None = field(default=None, metadata={"help": "Filled on injection."})
     base_model_type: str | None = field(default=None, metadata={"help": "Filled on injection."})
     base_model_class: str | None = field(default=None, metadata={"help": "Filled on injection."})
+    base_fingerprint: str | None = field(default=None, metadata={"help": "Filled on injection."})
+    weights_digest: str | None = field(default=None, metadata={"help": "Filled on saving."})
     num_adapted_norms: int | None = field(default=None, metadata={"help": "Filled on injection."})
     prefix_is_tuned: bool = field(default=False, metadata={"help": "Filled by the trainer."})
     calibration_temperature: float | None = field(default=None, metadata={"help": "Softmax temperature."})
@@ -144,6 +155,8 @@ class SigmaNormConfig(PeftConfig):
     def _check_numbers(self) -> None:
         if isinstance(self.num_members, bool) or not isinstance(self.num_members, int) or self.num_members < 1:
             raise ValueError(f"num_members must be a whole number of at least 1, got {self.num_members!r}.")
+        if self.num_members > _MOST_MEMBERS:
+            raise ValueError(f"num_members must be at most {_MOST_MEMBERS}, got {self.num_members}.")
         if not abs(self.init_scaler) <= _LARGEST_INIT_SCALER:
             raise ValueError(
                 f"init_scaler must be finite and at most {_LARGEST_INIT_SCALER} in size, since its gate must not "
@@ -262,6 +275,17 @@ class SigmaNormConfig(PeftConfig):
         """
         self._exact_shared_modules = tuple(names)
         self.modules_to_save = _ExactNames(names or [_NO_MODULE])
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """Save the config as `adapter_config.json`, with the digest of the adapter's weights if they are there already.
+
+        Args:
+            save_directory: Folder to save it in.
+            **kwargs: As in peft.
+        """
+        weights = os.path.join(save_directory, SAFETENSORS_WEIGHTS_NAME)
+        self.weights_digest = digest_of_file(weights) if os.path.isfile(weights) else None
+        super().save_pretrained(save_directory, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data, as they are written into `adapter_config.json`."""

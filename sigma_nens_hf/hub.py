@@ -10,7 +10,7 @@ import transformers
 from peft import PeftModel, get_peft_model
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .adapter_files import adapter_weights_file, read_adapter_config
+from .adapter_files import adapter_weights_file, check_sizes, read_adapter_config
 from .architectures import backbone_name, class_named, task_of_class
 from .calibration import use_calibration
 from .config import SigmaNormConfig
@@ -118,8 +118,9 @@ def load_ensemble(
     adapter_kwargs = {name: value for name, value in hub_kwargs.items() if name != "trust_remote_code"}
     base_kwargs = {name: value for name, value in kwargs.items() if name != "revision"}
     config = read_adapter_config(repo_or_dir, adapter_kwargs)
-    config.use_calibration(calibrated)  # refused before anything is built, where there is no temperature
-    adapter_weights_file(repo_or_dir, adapter_kwargs)  # refused before anything is built for it
+    # What can be refused is, before anything is built for it.
+    config.use_calibration(calibrated)
+    check_sizes(adapter_weights_file(repo_or_dir, adapter_kwargs), config)
     base_model = base_model or config.base_model_name_or_path
     if not base_model:
         raise ValueError(f"The adapter in {repo_or_dir} does not say what its base model is; pass base_model.")
@@ -139,6 +140,8 @@ def load_ensemble(
         )
     except KeyError as error:
         raise ValueError(f"The adapter in {repo_or_dir} lacks the weights {error}.") from error
+    except ValueError as error:
+        raise ValueError(f"The adapter in {repo_or_dir} cannot be loaded. {error}") from error
     processor = load_processor(repo_or_dir, task, adapter_kwargs)
     if processor is None:
         processor = load_processor(base_model, task, base_kwargs)

@@ -23,6 +23,7 @@ from .adapter_weights import (
 from .blocks import block_names
 from .config import SigmaNormConfig
 from .heads import MemberHead, has_output_per_label, size_shared_heads
+from .integrity import check_digest, tensor_digest
 from .labels import LabelSet
 from .layer import MemberLayer, SigmaNormLayer
 from .members import base_model_of, branch_at, install_hooks, remove_hooks
@@ -291,6 +292,7 @@ class SigmaNormModel(BaseTuner):
             remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
             shapes |= shapes_of_embeddings(model, base_model, remapped.keys())
             check_weights(remapped, shapes, f"{type(base_model).__name__} with {config.num_members} members")
+            check_digest(map(tensor_digest, remapped.values()), config.weights_digest, "The adapter")
         except ValueError:
             if isinstance(model, PeftModel):
                 model.delete_adapter(adapter_name)  # or it would stay, with random members

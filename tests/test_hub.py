@@ -188,7 +188,7 @@ def test_missing_shared_module_is_named(tmp_path, checkpoint_folder):
 
 def test_base_of_another_size_is_refused(adapter, tmp_path):
     tiny.base_model("bert", hidden_size=64).bert.save_pretrained(tmp_path / "larger")
-    with pytest.raises(ValueError, match=r"has shape \(4, 32\), the model needs \(4, 64\)"):
+    with pytest.raises(ValueError, match="does not have the weights that the adapter was trained over"):
         load_ensemble(adapter, base_model=str(tmp_path / "larger"))
 
 

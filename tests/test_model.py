@@ -155,7 +155,7 @@ def test_adapter_that_could_not_be_loaded_is_not_saved(tmp_path):
     [
         (lambda: tiny.base_model("roberta"), "base of type 'bert', this one is 'roberta'"),
         (lambda: tiny.base_model("bert", num_hidden_layers=3), "5 adapted norms, in this one .* there are 7"),
-        (lambda: tiny.base_model("bert", hidden_size=64), r"has shape \(4, 32\), the model needs \(4, 64\)"),
+        (lambda: tiny.base_model("bert", hidden_size=64), "does not have the weights that the adapter was trained"),
     ],
 )
 def test_another_base_is_refused(base, message, tmp_path):
