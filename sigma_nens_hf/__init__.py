@@ -9,7 +9,7 @@ from .heads import MemberHead
 from .hub import ensemble_from_pretrained, load_ensemble
 from .layer import SigmaNormLayer
 from .members import member_subset
-from .model import SigmaNormModel, extract_member
+from .model import SigmaNormModel, extract_mean, extract_member
 from .prediction import MultiLabelPrediction, Prediction, RegressionPrediction, TokenPrediction, predict
 from .registration import register
 from .regularizer import (
@@ -43,6 +43,7 @@ __all__ = [
     "diversity_regularizer",
     "ensemble_from_pretrained",
     "expected_sharing",
+    "extract_mean",
     "extract_member",
     "fit_temperature",
     "load_ensemble",

@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors import safe_open
 
-from .adapter_files import adapter_weights_file, file_of_adapter, read_adapter_config
+from .adapter_files import read_adapter_config
 from .adapter_weights import check_finite
 from .architectures import ARCHITECTURES, task_of_class
 from .config import FROZEN, SigmaNormConfig
+from .hub_files import adapter_weights_file, file_of_adapter
 from .integrity import check_digest, tensor_digest
 from .regularizer import owners_of_features
 
@@ -187,7 +188,10 @@ def _by_number(key: str) -> list[tuple[bool, int, str]]:
 
 
 def _read_metrics(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    path = file_of_adapter(repo_or_dir, _METRICS, hub_kwargs)
+    try:
+        path = file_of_adapter(repo_or_dir, _METRICS, hub_kwargs)
+    except ValueError:  # without a connection, and without them in the cache
+        path = None
     if path is None and os.path.isdir(repo_or_dir):
         beside = [Path(repo_or_dir, "evaluation", _METRICS), Path(repo_or_dir).resolve().parent / _METRICS]
         path = next((found for found in beside if found.is_file()), None)

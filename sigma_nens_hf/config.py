@@ -8,8 +8,10 @@ from numbers import Integral
 from typing import Any
 
 from peft import PeftConfig
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+from safetensors import safe_open
 
+from .hub_files import adapter_weights_file
 from .integrity import digest_of_file
 from .registration import extend_peft_type
 
@@ -276,6 +278,54 @@ class SigmaNormConfig(PeftConfig):
         self._exact_shared_modules = tuple(names)
         self.modules_to_save = _ExactNames(names or [_NO_MODULE])
 
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike, subfolder: str | None = None, **kwargs: Any
+    ) -> "SigmaNormConfig":
+        """Load the config of an adapter, and refuse weights beside it that are not its own before anyone opens them.
+
+        Args:
+            pretrained_model_name_or_path: An adapter repository on the Hub or a local folder.
+            subfolder: A folder in that.
+            **kwargs: As in peft.
+
+        Raises:
+            ValueError: There is no config, or its fields are not valid; or the weights are no whole safetensors file,
+                or are of other numbers of members or classes. A local folder may do without weights.
+        """
+        config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        source, hub_kwargs = os.fspath(pretrained_model_name_or_path), cls._split_kwargs(kwargs)[0]
+        if os.path.isdir(source):
+            source = os.path.join(source, subfolder or "")
+            if not any(os.path.isfile(os.path.join(source, name)) for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
+                return config
+        elif subfolder is not None:
+            hub_kwargs["subfolder"] = subfolder
+        config.check_sizes(adapter_weights_file(source, hub_kwargs))
+        return config
+
+    def check_sizes(self, path: str) -> None:
+        """Refuse a file of other numbers of members or classes, before memory is taken for as many.
+
+        Args:
+            path: A safetensors file.
+
+        Raises:
+            ValueError: It is one.
+        """
+        with safe_open(path, "pt") as file:
+            keys = file.keys()
+            shapes = {key: file.get_slice(key).get_shape() for key in keys}
+        heads = [shape for key, shape in shapes.items() if key.endswith(".sigma_norm_head_bias")]
+        members = {shape[0] for key, shape in shapes.items() if key.endswith(".sigma_norm_scaler")}
+        numbers = sorted({max(members, default=0), *(shape[0] for shape in heads)})
+        if numbers != [self.num_members]:
+            raise ValueError(
+                f"{path} is of {', '.join(map(str, numbers))} members, but its {CONFIG_NAME} says {self.num_members}."
+            )
+        if heads and self.num_labels is not None and all(shape[1] != self.num_labels for shape in heads):
+            raise ValueError(f"{path} has no head of {self.num_labels} classes, as its {CONFIG_NAME} says.")
+
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Save the config as `adapter_config.json`, with the digest of the adapter's weights if they are there already.
 
@@ -285,7 +335,10 @@ class SigmaNormConfig(PeftConfig):
         """
         weights = os.path.join(save_directory, SAFETENSORS_WEIGHTS_NAME)
         self.weights_digest = digest_of_file(weights) if os.path.isfile(weights) else None
-        super().save_pretrained(save_directory, **kwargs)
+        try:
+            super().save_pretrained(save_directory, **kwargs)
+        finally:
+            self.weights_digest = None  # it is the file's; the adapter in memory goes on changing
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data, as they are written into `adapter_config.json`."""

@@ -204,12 +204,12 @@ class MemberHead(MemberLayer):
         return projected.reshape(*features.shape[:-1], -1)
 
     @torch.no_grad()
-    def set_member(self, adapter_name: str, member: int) -> None:
-        """Write one member into the base projection, which takes on the adapter's number of outputs."""
-        weight = self.sigma_norm_head_weight[adapter_name][member]
+    def set_members(self, adapter_name: str, members: tuple[int, ...]) -> None:
+        """Write the mean of some members into the base projection, which takes on the adapter's number of outputs."""
+        weight = self.sigma_norm_head_weight[adapter_name][list(members)].mean(0)
         base = self.base_layer
         base.out_features = weight.shape[0]
-        base.weight = nn.Parameter(weight.to(base.weight.dtype, copy=True), requires_grad=False)
+        base.weight = nn.Parameter(weight.to(base.weight.dtype), requires_grad=False)
         if base.bias is not None:
-            bias = self.sigma_norm_head_bias[adapter_name][member]
-            base.bias = nn.Parameter(bias.to(base.bias.dtype, copy=True), requires_grad=False)
+            bias = self.sigma_norm_head_bias[adapter_name][list(members)].mean(0)
+            base.bias = nn.Parameter(bias.to(base.bias.dtype), requires_grad=False)

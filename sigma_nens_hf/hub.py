@@ -10,11 +10,12 @@ import transformers
 from peft import PeftModel, get_peft_model
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .adapter_files import adapter_weights_file, check_sizes, read_adapter_config
+from .adapter_files import read_adapter_config
 from .architectures import backbone_name, class_named, task_of_class
 from .calibration import use_calibration
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
+from .hub_files import adapter_weights_file
 from .norms import find_norms, find_shared_norms
 from .padding import settle_padding
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
@@ -120,7 +121,7 @@ def load_ensemble(
     config = read_adapter_config(repo_or_dir, adapter_kwargs)
     # What can be refused is, before anything is built for it.
     config.use_calibration(calibrated)
-    check_sizes(adapter_weights_file(repo_or_dir, adapter_kwargs), config)
+    adapter_weights_file(repo_or_dir, adapter_kwargs)
     base_model = base_model or config.base_model_name_or_path
     if not base_model:
         raise ValueError(f"The adapter in {repo_or_dir} does not say what its base model is; pass base_model.")

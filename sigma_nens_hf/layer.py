@@ -68,8 +68,8 @@ class MemberLayer(nn.Module, BaseTunerLayer):
                 parameters[adapter_name].data = parameters[adapter_name].data.to(device, torch.float32)
 
     @abstractmethod
-    def set_member(self, adapter_name: str, member: int) -> None:
-        """Write one member into the base layer, which then is that member's plain layer."""
+    def set_members(self, adapter_name: str, members: tuple[int, ...]) -> None:
+        """Write the mean of some members' parameters into the base layer; of one, that is its plain layer."""
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Refuse peft's merge, which has no place for M members.
@@ -237,9 +237,9 @@ class SigmaNormLayer(MemberLayer):
         return member_norm(self.formula, split_rows(hidden_states, len(gain)), gain, bias)
 
     @torch.no_grad()
-    def set_member(self, adapter_name: str, member: int) -> None:
-        """Write one member into the base norm."""
-        gain, bias = self.affine(adapter_name, (member,))
-        self.base_layer.weight.copy_(gain[0])
+    def set_members(self, adapter_name: str, members: tuple[int, ...]) -> None:
+        """Write the mean of some members' gains and biases into the base norm."""
+        gain, bias = self.affine(adapter_name, members)
+        self.base_layer.weight.copy_(gain.mean(0))
         if bias is not None:
-            self.base_bias.copy_(bias[0])
+            self.base_bias.copy_(bias.mean(0))

@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -32,6 +32,8 @@ from .outputs import MEMBER_LOGITS
 from .precision import restore_precision, train_in_full_precision
 from .registration import PARAMETER_PREFIX
 from .version import __version__
+
+MEAN = "mean"
 
 
 class SigmaNormModel(BaseTuner):
@@ -216,15 +218,15 @@ class SigmaNormModel(BaseTuner):
         progressbar: bool = False,
         safe_merge: bool = False,
         adapter_names: list[str] | None = None,
-        member: int | None = None,
+        member: int | Literal["mean"] | None = None,
     ) -> nn.Module:
-        """Return the plain transformers model of one member; the ensemble is used up.
+        """Return the plain transformers model of one member, or of the mean of all; the ensemble is used up.
 
         Args:
             progressbar: As in peft.
             safe_merge: Check that the member's parameters are finite first.
             adapter_names: The adapter to take the member from; None: the active one.
-            member: Index of the member, 0 to M - 1. May be left out for M = 1.
+            member: Index of the member, 0 to M - 1, or "mean", as in `extract_mean`. May be left out for M = 1.
 
         Raises:
             ValueError: No member is named though there are several, the index is out of range, more than one adapter
@@ -239,9 +241,12 @@ class SigmaNormModel(BaseTuner):
                 f"{config.num_members} members cannot be merged into one set of weights. Name the one to take out: "
                 f"merge_and_unload(member=k) with k from 0 to {config.num_members - 1}."
             )
-        member = member or 0
-        if not 0 <= member < config.num_members:
-            raise ValueError(f"member must be from 0 to {config.num_members - 1}, got {member}.")
+        if member == MEAN:
+            members = tuple(range(config.num_members))
+        elif member in (None, *range(config.num_members)):
+            members = (member or 0,)
+        else:
+            raise ValueError(f"member must be from 0 to {config.num_members - 1}, or {MEAN!r}, got {member!r}.")
         self._enable_adapter_layers()
         self.set_adapter(names[0])
         layers = [module for module in self.model.modules() if isinstance(module, MemberLayer)]
@@ -251,8 +256,8 @@ class SigmaNormModel(BaseTuner):
                 for parameter in layer.parameters():
                     check_finite(type(layer).__name__, parameter)
         for layer in layers:
-            layer.set_member(names[0], member)
-        # The generic unloading puts trained copies of shared modules and the base layers, now the member's, in place.
+            layer.set_members(names[0], members)
+        # The generic unloading puts trained copies of shared modules and the base layers, now the members', in place.
         model = self._unload_and_optionally_merge(merge=False, progressbar=progressbar)
         restore_precision(model)
         self._remove_traces()
@@ -293,6 +298,7 @@ class SigmaNormModel(BaseTuner):
             shapes |= shapes_of_embeddings(model, base_model, remapped.keys())
             check_weights(remapped, shapes, f"{type(base_model).__name__} with {config.num_members} members")
             check_digest(map(tensor_digest, remapped.values()), config.weights_digest, "The adapter")
+            config.weights_digest = None  # peft keeps this config when it loads other weights into the same adapter
         except ValueError:
             if isinstance(model, PeftModel):
                 model.delete_adapter(adapter_name)  # or it would stay, with random members
@@ -311,6 +317,20 @@ def extract_member(model: nn.Module, member: int) -> PreTrainedModel:
         ValueError: The index is out of range.
     """
     return copy.deepcopy(model).merge_and_unload(member=member)
+
+
+def extract_mean(model: nn.Module) -> PreTrainedModel:
+    """Return a plain transformers model whose gains, biases and heads are the means of the members'.
+
+    It is one model, no ensemble: its members have nothing left to disagree about, and its predictions are not the mean
+    of theirs. How good it is must be measured; the more the members differ, the worse. The ensemble stays as it is.
+
+    Source: weight averaging as in model soups (arXiv 2203.05482).
+
+    Args:
+        model: The ensemble.
+    """
+    return copy.deepcopy(model).merge_and_unload(member=MEAN)
 
 
 def _check_base_model(model: nn.Module) -> None:

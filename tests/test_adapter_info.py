@@ -145,7 +145,7 @@ def test_damaged_folders_are_named(saved, tmp_path):
     change_weights(folder, lambda tensors: next(iter(tensors.values())).fill_(torch.nan))
     refused("not finite")
     change_weights(folder, lambda tensors: tensors.clear())
-    refused("has gates for 0 norms")
+    refused("is of 0 members")
 
 
 def test_what_is_no_ensemble_is_refused(tmp_path):

@@ -215,10 +215,16 @@ def test_adapter_is_not_taken_for_a_checkpoint(adapter):
         ensemble_from_pretrained(adapter, "text-classification")
 
 
-@pytest.mark.parametrize("content", ["", '{"peft_type": "SIGMA_NORM"', "[]", '{"peft_type": "FOO"}'])
+@pytest.mark.parametrize("content", ["", '{"peft_type": "SIGMA_NORM"', "[]", "{}"])
 def test_damaged_config_is_named(content, adapter):
     (adapter / "adapter_config.json").write_text(content)
     with pytest.raises(ValueError, match=r"adapter_config\.json in .* is damaged"):
+        load_ensemble(adapter)
+
+
+def test_adapter_of_a_method_that_peft_does_not_know_is_refused(adapter):
+    (adapter / "adapter_config.json").write_text('{"peft_type": "FOO"}')
+    with pytest.raises(ValueError, match="holds an adapter of type FOO, not a sigma-norm ensemble"):
         load_ensemble(adapter)
 
 

@@ -7,9 +7,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sigma_nens_hf import SigmaNormConfig
+from sigma_nens_hf import SigmaNormConfig, load_ensemble
 from sigma_nens_hf.adapter_info import adapter_infos
 from sigma_nens_hf.integrity import base_fingerprint, check_base, digest_of_file, joint_digest, tensor_digest
+from sigma_nens_hf.layer import MemberLayer
 from sigma_nens_hf.members import base_model_of
 
 
@@ -95,6 +96,26 @@ def test_refused_base_stays_as_it_was(saved):
         model.load_adapter(saved, "second")
     assert list(model.peft_config) == ["default"]
     model(**tiny.inputs("bert"))
+
+
+@pytest.mark.parametrize(("field", "message"), [("num_members", "is of 4 members, but .* says 4000"),
+                                                 ("num_labels", "has no head of 4000 classes")])  # fmt: skip
+def test_claim_of_enormous_sizes_is_refused_before_memory_is_taken(saved, field, message, monkeypatch):
+    edit_config(saved, **{field: 4000}, id2label=None, label2id=None)
+    monkeypatch.setattr(MemberLayer, "add_parameters", lambda *args, **kwargs: pytest.fail("memory was taken"))
+    for load in (PeftModel.from_pretrained, lambda base, folder: load_ensemble(folder)):
+        with pytest.raises(ValueError, match=message):
+            load(tiny.base_model("bert"), saved)
+
+
+def test_pickle_is_never_opened(saved):
+    (saved / "adapter_model.safetensors").rename(saved / "adapter_model.bin")
+    for load in (PeftModel.from_pretrained, lambda base, folder: load_ensemble(folder)):
+        with pytest.raises(ValueError, match=r"never adapter_model\.bin, which can run code"):
+            load(tiny.base_model("bert"), saved)
+    model = tiny.ensemble("bert")
+    with pytest.raises(ValueError, match=r"never adapter_model\.bin, which can run code"):
+        model.load_adapter(saved, "second")
 
 
 def test_what_the_adapter_brings_itself_may_change(saved):

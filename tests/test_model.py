@@ -8,7 +8,7 @@ import transformers
 from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from sigma_nens_hf import SigmaNormConfig, extract_member
+from sigma_nens_hf import SigmaNormConfig, extract_mean, extract_member
 from sigma_nens_hf.norm_formulas import is_norm
 
 LABELS = {0: "bad", 1: "fair", 2: "good"}
@@ -274,11 +274,27 @@ def test_shared_module_inside_another_is_shared_with_it(tmp_path):
     PeftModel.from_pretrained(tiny.base_model("bert"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "config", [{}, {"branch_layer": 1, "prefix": "shared"}, {"train_scale": False, "gate_depth": 1}]
+)
+def test_mean_has_the_means_of_gains_biases_and_heads(config):
+    model = tiny.ensemble("bert", num_members=3, init_scaler_std=1.0, **config)
+    tiny.make_trainable_parts_random(model)
+    members = [extract_member(model, k).state_dict() for k in range(3)]
+    mean = extract_mean(model)
+    assert members[0].keys() == mean.state_dict().keys()
+    for name, tensor in mean.state_dict().items():
+        torch.testing.assert_close(tensor, torch.stack([member[name].float() for member in members]).mean(0).to(tensor))
+    logits, batch = mean(**tiny.inputs("bert")).logits, tiny.inputs("bert")
+    assert logits.shape == model(**batch).logits.shape
+    assert tiny.relative_error(logits, model(**batch).logits) > 1e-4  # it is no ensemble
+
+
 def test_merge_must_name_a_member():
     model = tiny.ensemble("bert")
     with pytest.raises(ValueError, match="merge_and_unload\\(member=k\\) with k from 0 to 3"):
         model.merge_and_unload()
-    with pytest.raises(ValueError, match="from 0 to 3, got 4"):
+    with pytest.raises(ValueError, match="from 0 to 3, or 'mean', got 4"):
         model.merge_and_unload(member=4)
     with pytest.raises(ValueError, match="cannot be merged in place"):
         model.merge_adapter()
@@ -407,7 +423,7 @@ def test_refused_adapter_does_not_stay_with_random_members(tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_members": 2}))
     batch = tiny.inputs("bert")
     expected = model(**batch).member_logits
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="is of 3 members"):
         model.load_adapter(tmp_path, "other")
     assert list(model.peft_config) == ["default"]
     assert torch.equal(model(**batch).member_logits, expected)
