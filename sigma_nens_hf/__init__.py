@@ -10,6 +10,7 @@ from .hub import ensemble_from_pretrained, load_ensemble
 from .layer import SigmaNormLayer
 from .members import member_subset
 from .model import SigmaNormModel, extract_mean, extract_member
+from .peft_hub import install_push_to_hub
 from .prediction import MultiLabelPrediction, Prediction, RegressionPrediction, TokenPrediction, predict
 from .registration import register
 from .regularizer import (
@@ -24,6 +25,7 @@ from .uncertainty import UncertaintyDecomposition, decompose_uncertainty
 from .version import __version__
 
 register(SigmaNormConfig, SigmaNormModel)
+install_push_to_hub()
 
 __all__ = [
     "MemberHead",

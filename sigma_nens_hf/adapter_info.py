@@ -187,24 +187,47 @@ def _by_number(key: str) -> list[tuple[bool, int, str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key.split(".")]
 
 
-def _read_metrics(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        path = file_of_adapter(repo_or_dir, _METRICS, hub_kwargs)
-    except ValueError:  # without a connection, and without them in the cache
-        path = None
-    if path is None and os.path.isdir(repo_or_dir):
-        beside = [Path(repo_or_dir, "evaluation", _METRICS), Path(repo_or_dir).resolve().parent / _METRICS]
-        path = next((found for found in beside if found.is_file()), None)
-    if path is None:
+def evaluation_folder(folder: str | os.PathLike) -> Path | None:
+    """Return where the evaluation of an adapter is: in its folder, in `evaluation` there, or beside it; None: nowhere.
+
+    Args:
+        folder: The adapter's folder.
+    """
+    places = [Path(folder), Path(folder, "evaluation"), Path(folder).resolve().parent]
+    return next((place for place in places if read_report(place / _METRICS) is not None), None)
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """Return the report that `sigma-nens evaluate` wrote, None where the file is another tool's, or there is none.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    if not path.is_file():
         return None
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}).") from error
     metrics = found.get("metrics") if isinstance(found, dict) else None
     # Other tools call their files by this name as well.
     is_ours = isinstance(metrics, dict) and all(isinstance(figures, dict) for figures in metrics.values())
-    return metrics if is_ours else None
+    return found if is_ours else None
+
+
+def _read_metrics(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    if os.path.isdir(repo_or_dir):
+        folder = evaluation_folder(repo_or_dir)
+        return None if folder is None else read_report(folder / _METRICS)["metrics"]
+    try:
+        path = file_of_adapter(repo_or_dir, _METRICS, hub_kwargs)
+    except ValueError:  # without a connection, and without them in the cache
+        return None
+    report = None if path is None else read_report(Path(path))
+    return None if report is None else report["metrics"]
 
 
 def table_of_info(info: AdapterInfo) -> Table:

@@ -1,4 +1,4 @@
-"""The command line: `sigma-nens evaluate`, `sigma-nens info` and `sigma-nens sweep`.
+"""The command line: `sigma-nens evaluate`, `info`, `sweep`, `push` and `extract`.
 
 `accelerate launch -m sigma_nens_hf.cli evaluate ...` and `python -m torch.distributed.run -m sigma_nens_hf.cli
 evaluate ...` share the work of an evaluation among processes.
@@ -21,14 +21,16 @@ from .evaluation.evaluate import DatasetEvaluation, accelerator_of_launch, evalu
 from .evaluation.files import EXAMPLES, OOD_EXAMPLES, results_folder, write_report
 from .evaluation.report import report_of, table_of
 from .hub import load_ensemble
+from .publishing.command import extract, push
 from .sweep.command import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    help="Evaluate sigma-N-Ens ensembles, show what a saved adapter is, and trace what diversity trades.",
+    help="Evaluate sigma-N-Ens ensembles, show, share and take apart saved adapters, and trace what diversity trades.",
 )
-app.command()(sweep)
+for command in (sweep, push, extract):
+    app.command()(command)
 # Settings of which no figure depends.
 _NOT_OF_FIGURES = ("output_dir", "overwrite")
 

@@ -1,6 +1,7 @@
 """The tuner: injects an adapter into a transformers model, switches, saves, loads and removes it."""
 
 import copy
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -61,7 +62,14 @@ class SigmaNormModel(BaseTuner):
     _base_pad_token_id: int | None = None
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
-        """Inject one adapter and put the hooks on the model; peft's arguments."""
+        """Inject one adapter and put the hooks on the model; peft's arguments.
+
+        Raises:
+            ValueError: The model or the config is not supported, or the name could not be that of a folder.
+        """
+        if not adapter_name or adapter_name in (".", "..") or {"/", "\\", os.sep} & set(adapter_name):
+            # peft saves an adapter in a folder of its name, which must not be anywhere else.
+            raise ValueError(f"An adapter's name becomes that of a folder, which {adapter_name!r} cannot be.")
         if self._base_labels is None:
             _check_base_model(model)
             self._base_labels = LabelSet.of_model(model)

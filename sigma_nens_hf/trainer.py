@@ -1,10 +1,12 @@
 """A transformers Trainer that trains members towards the task and apart from each other."""
 
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from huggingface_hub import CommitInfo
 from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
@@ -27,6 +29,7 @@ from .recipe import training_recipe
 from .regularizer import check_gates, diversity_regularizer, member_gates, realized_sharing
 from .staged_training import first_stage_checkpoint, has_first_stage, take_tuned_prefix, tune_prefix
 from .trainer_evaluation import LabelCheckingCollator, ensemble_metrics, labelled_logits, members_first, temporarily
+from .trainer_hub import check_can_push, push_checkpoint, push_of_trainer
 from .training_args import SigmaNEnsTrainingArguments
 
 
@@ -63,6 +66,8 @@ class SigmaNEnsTrainer(Trainer):
         adapter = active_config(base_model)
         self._temperature = args.resolved_temperature(adapter.num_members) if adapter.num_members > 1 else None
         member_gates(model, args.diversity_layers)  # names that match no norm are refused before anything is done
+        if args.push_to_hub:
+            check_can_push(args, adapter)
         super().__init__(model=model, args=args, **kwargs)
         self.data_collator = LabelCheckingCollator(self.data_collator, base_model)
         # The Trainer is to count the labels of all micro-batches of a step, by which `compute_loss` divides; left to
@@ -154,6 +159,50 @@ class SigmaNEnsTrainer(Trainer):
         fit = fit_temperature(*labelled_logits(prediction, config.num_labels is None, self.args.return_member_logits))
         config.calibration_temperature = fit.temperature
         return fit
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo | Future[CommitInfo] | None:
+        """Save the adapter in the output folder, and push it with its processor, card and last evaluation.
+
+        Args:
+            commit_message: Title of the commit.
+            blocking: Whether to wait for the end of the upload.
+            token: Of the Hub, in place of `args.hub_token`.
+            revision: Branch, in place of `args.hub_revision`.
+            private: Whether a new repository is private, in place of `args.hub_private_repo`.
+            **kwargs: As for `publishing.push_adapter`, or for `transformers.Trainer.create_model_card`.
+
+        Returns:
+            The commit, or a future of it; None on all processes but the first.
+
+        Raises:
+            ValueError: As for `publishing.push_adapter`.
+            OSError: As for `publishing.push_adapter`.
+        """
+        check_can_push(self.args, active_config(base_model_of(self.model)))
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        where = {"revision": revision or self.args.hub_revision, "private": private}
+        if token is not None:
+            where["token"] = token
+        return push_of_trainer(
+            self, self.args.output_dir, commit_message=commit_message, run_as_future=not blocking, **where, **kwargs
+        )
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        push_checkpoint(self, checkpoint_folder)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer with a group each for heads and member biases, scalers, and shared modules.

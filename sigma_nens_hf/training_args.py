@@ -50,6 +50,8 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
             members share is computed again for each: embeddings, and blocks below `branch_layer` where gradients go
             through them; and `torch_compile` compiles for each, up to torch's limit. The loss, the gradients and the
             predictions stay what they are, but for dropout, whose masks are drawn for each chunk.
+        hub_base_model: Where the base model is on the Hub, for `push_to_hub` of an adapter that is trained over a local
+            copy.
 
     Raises:
         ValueError: Both a temperature and a number of members per feature are given, or a value is out of range.
@@ -84,6 +86,9 @@ class SigmaNEnsTrainingArguments(TrainingArguments):
     )
     member_chunk_size: int | None = field(
         default=None, metadata={"help": "Members run at a time, to save memory; default all."}
+    )
+    hub_base_model: str | None = field(
+        default=None, metadata={"help": "The base model's repository, where it is trained over a local copy."}
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Batch size per device in training."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Batch size per device in evaluation."})

@@ -16,6 +16,7 @@ from ..plots import entropy_histogram, gates_plot, reliability_diagram, risk_cov
 from .report import long_form
 
 METRICS, EXAMPLES, OOD_EXAMPLES = "metrics.json", "examples.csv", "ood_examples.csv"
+RELIABILITY = "reliability.png"
 _PICTURES = ("reliability", "risk_coverage", "gates", "sharing", "entropy")
 # All that an evaluation may consist of; the metrics come last, so that they say that the others are there.
 _FILES = (
@@ -85,7 +86,7 @@ def write_report(
     (folder / METRICS).write_text(json.dumps(_finite(report), indent=2, allow_nan=False), encoding="utf-8")
     long_form(report).to_csv(folder / "metrics.csv", index=False)
     drawn_alike = {"n_simulations": report["resamples"], "seed": report["seed"]}
-    reliability_diagram(table, report["n_bins"], **drawn_alike, path=folder / "reliability.png")
+    reliability_diagram(table, report["n_bins"], **drawn_alike, path=folder / RELIABILITY)
     risk_coverage_plot(table, path=folder / "risk_coverage.png")
     gates_plot(model, path=folder / "gates.png")
     sharing_histogram(model, path=folder / "sharing.png")

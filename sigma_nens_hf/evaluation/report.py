@@ -38,7 +38,7 @@ _OOD_SCORES: dict[str, Callable[[ExampleTable], np.ndarray]] = {
     "disagreement": lambda table: table.disagreement,
     "one_minus_probability": lambda table: 1 - table.probability,
 }
-_TITLES = {
+METRIC_TITLES = {
     "accuracy": "accuracy",
     "nll": "NLL (nats)",
     "brier": "Brier score",
@@ -151,13 +151,13 @@ def table_of(report: dict[str, Any]) -> Table:
     for name, figures in report["metrics"].items():
         has_interval = "lower" in figures
         table.add_row(
-            _TITLES[name],
+            METRIC_TITLES[name],
             f"{figures['value']:.4f}",
             f"{figures['lower']:.4f} to {figures['upper']:.4f}" if has_interval else "",
             f"{figures['noise_floor_95']:.4f}" if "noise_floor_95" in figures else "",
         )
     for name, values in report["members"].items():
-        table.add_row(f"members' {_TITLES[name]}, mean", f"{np.mean(values):.4f}")
+        table.add_row(f"members' {METRIC_TITLES[name]}, mean", f"{np.mean(values):.4f}")
         table.add_row("  lowest and highest", f"{min(values):.3f}, {max(values):.3f}")
     for name, value in report["uncertainty"].items():
         table.add_row(f"mean {name.replace('_', ' ')}", f"{value:.4f}")
