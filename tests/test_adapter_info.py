@@ -111,7 +111,7 @@ def test_metrics_are_found_in_the_folder_and_beside_it(saved):
         assert adapter_infos(folder)[0].metrics == metrics
     for foreign in ([], {"metrics": None}, {"metrics": {"accuracy": 0.9}}, {"accuracy": 0.9}):
         (folder / "metrics.json").write_text(json.dumps(foreign))
-        assert adapter_infos(folder)[0].metrics is None
+        assert adapter_infos(folder)[0].metrics == {"nll": {"value": len("evaluation")}}
     (folder / "metrics.json").write_text("{")
     with pytest.raises(ValueError, match=r"metrics\.json is damaged"):
         adapter_infos(folder)

@@ -456,3 +456,15 @@ def test_deleting_the_active_adapter_leaves_the_other_active():
     model.delete_adapter("default")
     assert model.active_adapters == ["late"]
     assert model(**tiny.inputs("bert")).member_logits.shape == (5, 3, 3)
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../x", "..", "a/b", "a\\b", ""])
+def test_adapter_name_that_is_no_folder_name_is_refused(name, tmp_path):
+    model = tiny.ensemble("bert")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="name becomes that of a folder"):
+        model.load_adapter(tmp_path, name)
+    with pytest.raises(ValueError, match="name becomes that of a folder"):
+        get_peft_model(tiny.base_model("bert"), SigmaNormConfig(), adapter_name=name)
+    assert list(model.peft_config) == ["default"]
+    model(**tiny.inputs("bert"))

@@ -32,8 +32,9 @@ MESSAGE = "Upload a sigma-N-Ens adapter"
 _NAME_RULES = "letters, digits, '-', '_' and '.' in 'owner/name', up to 96 of them"
 # By these the cards are known that are no work of the user's: this package's and peft's.
 _GENERATED = (MARKER, "# Model Card for Model ID")
-# The client's errors and, whatever it is called in this release, those of the HTTP library under it.
-_FAILURES = (HfHubHTTPError.__base__, OSError)
+# The client's errors and, whatever it is called in this release, those of the HTTP library under it; of a large file
+# the client makes a RuntimeError of either.
+_FAILURES = (HfHubHTTPError.__base__, OSError, RuntimeError)
 _FULL_OF_STRINGS = "tokenizer.json"  # a token may look like a path
 
 
@@ -225,7 +226,8 @@ def _clear_failures(repo_id: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        cause = error.__cause__ if isinstance(error, RuntimeError) else error
+        status = getattr(getattr(cause, "response", None), "status_code", None)
         if status in (401, 403):
             mend = "Your token may not do that: log in with `hf auth login` and a token that may write there."
         else:
