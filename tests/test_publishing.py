@@ -93,7 +93,7 @@ def test_exactly_what_is_needed_leaves(hub, adapter, saved):
     assert commit.oid == hub.commits(REPO)[0][0]
     assert [message for _, message in hub.commits(REPO)] == ["Upload a sigma-N-Ens adapter", "initial commit"]
     for name, content in files.items():
-        assert str(saved).encode() not in content and str(adapter.parent).encode() not in content, name
+        assert not any(str(folder).encode() in content for folder in (saved, adapter.parent)), name
 
 
 def test_stranger_gets_the_same_logits_bit_for_bit(hub, adapter, saved, tmp_path):
