@@ -15,7 +15,7 @@ from .architectures import backbone_name, class_named, task_of_class
 from .calibration import use_calibration
 from .config import SigmaNormConfig
 from .heads import has_output_per_label, plan_head
-from .hub_files import adapter_weights_file
+from .hub_files import adapter_weights_file, commit_of
 from .norms import find_norms, find_shared_norms
 from .padding import settle_padding
 from .tasks import HUB_ARGUMENTS, load_processor, task_named
@@ -81,7 +81,7 @@ def ensemble_from_pretrained(
     shared = [name for name in plan.shared if name in absent or name.endswith(outputs)]
     shared += _shareable(model, config, absent - set(plan.member))
     config.resolve_shared_modules([*config.shared_modules, *shared])
-    config.revision = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
+    config.revision = commit_of(model_id, kwargs) or kwargs.get("revision")
     processor = load_processor(model_id, task, kwargs)
     settle_padding(model, processor, config.pad_token_id)
     return get_peft_model(model, config), processor

@@ -15,6 +15,9 @@ from huggingface_hub.errors import (
 )
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
+from transformers.utils import CONFIG_NAME as TRANSFORMERS_CONFIG_NAME
+from transformers.utils import cached_file
+from transformers.utils.hub import extract_commit_hash
 
 
 def file_of_adapter(repo_or_dir: str, name: str, hub_kwargs: dict[str, Any]) -> str | None:
@@ -78,3 +81,19 @@ def adapter_weights_file(repo_or_dir: str, hub_kwargs: dict[str, Any]) -> str:
             return path
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or cut off ({error}); fetch or save it again.") from error
+
+
+def commit_of(model_id: str, kwargs: dict[str, Any]) -> str | None:
+    """Return the commit of a model that was loaded from the Hub, None where it was a local folder.
+
+    Args:
+        model_id: A repository on the Hub or a local folder.
+        kwargs: Arguments of `from_pretrained` that it was loaded with.
+    """
+    where = {name: kwargs[name] for name in ("revision", "cache_dir") if kwargs.get(name) is not None}
+    if os.path.isdir(model_id):
+        return None
+    path = cached_file(
+        model_id, TRANSFORMERS_CONFIG_NAME, local_files_only=True, _raise_exceptions_for_missing_entries=False, **where
+    )
+    return extract_commit_hash(path, None)

@@ -59,9 +59,21 @@ def push_of_trainer(trainer: Trainer, folder: str, **kwargs: Any) -> CommitInfo 
     if "evaluation" not in kwargs:
         # One in the folder may be of earlier weights; what the trainer logged is of these.
         recipe = trainer.model.peft_config[name].training_recipe or {}
-        kwargs["evaluation"] = evaluation_of_trainer(trainer.state.log_history, recipe.get("dataset")) or False
+        kwargs["evaluation"] = evaluation_of_trainer(_logs_of_current_weights(trainer), recipe.get("dataset")) or False
     kwargs = {"base_model": trainer.args.hub_base_model, "token": trainer.args.hub_token} | kwargs
     return push_adapter(adapter, trainer.hub_model_id, **kwargs)
+
+
+def _logs_of_current_weights(trainer: Trainer) -> list[dict[str, float]]:
+    """Return what was logged of the weights that the model has now, which may be those of the best step."""
+    state, history = trainer.state, trainer.state.log_history
+    ends = [index for index, entry in enumerate(history) if "train_runtime" in entry]
+    since = [entry for entry in history[ends[-1] + 1 if ends else 0 :] if entry.get("step") == state.global_step]
+    if since or not ends:
+        return since
+    is_best = trainer.args.load_best_model_at_end and state.best_global_step is not None
+    step = state.best_global_step if is_best else state.global_step
+    return [entry for entry in history if entry.get("step") == step]
 
 
 def push_checkpoint(trainer: Trainer, folder: str) -> None:

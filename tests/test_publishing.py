@@ -17,12 +17,19 @@ from huggingface_hub import ModelCard, ModelCardData
 from peft import LoraConfig, PeftModel, get_peft_model
 from typer.testing import CliRunner
 
-from sigma_nens_hf import SigmaNEnsTrainer, SigmaNEnsTrainingArguments, SigmaNormConfig, load_ensemble, predict
+from sigma_nens_hf import (
+    SigmaNEnsTrainer,
+    SigmaNEnsTrainingArguments,
+    SigmaNormConfig,
+    ensemble_from_pretrained,
+    load_ensemble,
+    predict,
+)
 from sigma_nens_hf.adapter_info import adapter_infos
 from sigma_nens_hf.cli import app
 from sigma_nens_hf.publishing import push_adapter, push_model
 from sigma_nens_hf.publishing.base import PublishedBase
-from sigma_nens_hf.publishing.card_evaluation import read_evaluation
+from sigma_nens_hf.publishing.card_evaluation import public_name, read_evaluation
 from sigma_nens_hf.publishing.model_card import MARKER, escaped, model_card
 
 BASE, REPO = "maker/base", "user/repo"
@@ -301,7 +308,7 @@ def test_card_is_valid_on_the_hub_and_brings_its_picture(hub, evaluated):
     assert "nothing is known of how good or how calibrated it is" in card_of(hub).text
     with pytest.raises(ValueError, match="is of 1 members, the adapter has 3"):
         push(evaluated / "adapter", evaluation=evaluated / "single-evaluation")
-    with pytest.raises(ValueError, match="holds no evaluation"):
+    with pytest.raises(ValueError, match="holds no whole evaluation"):
         push(evaluated / "adapter", evaluation=evaluated / "base")
 
 
@@ -315,7 +322,7 @@ def test_card_of_the_user_is_kept(hub, adapter):
     assert "My own words" in card.text
     assert card.data.license == "cc-by-4.0"
     assert card.data.base_model == BASE
-    assert card.data.tags == ["mine"]
+    assert {"mine", "sigma-n-ens"} <= set(card.data.tags)
     (adapter / "README.md").unlink()
     push(adapter, commit_message="Again")  # now it is the one on the Hub
     assert "My own words" in card_of(hub).text
@@ -455,3 +462,101 @@ def test_size_of_an_adapter_over_bert_base(train_scale, expected, tmp_path):
     model = get_peft_model(transformers.BertForSequenceClassification(config), SigmaNormConfig(train_scale=train_scale))
     model.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").stat().st_size == pytest.approx(expected, rel=0.01)
+
+
+def test_card_that_peft_began_does_not_bring_its_path_of_the_base(hub, adapter):
+    card = (adapter / "README.md").read_text()
+    (adapter / "README.md").write_text(card.replace("# Model Card for Model ID", "# Mine"))
+    assert str(adapter.parent.parent) in card or "base_model" in card
+    push(adapter)
+    found = card_of(hub)
+    assert "# Mine" in found.text
+    assert found.data.base_model == BASE
+    assert not [tag for tag in found.data.tags if "/tmp" in tag or tag.startswith("base_model:")]
+    push(adapter, revision="v9")  # a new branch begins as the main one
+    (adapter / "README.md").unlink()
+    push(adapter, revision="v10")
+    assert "# Mine" in card_of(hub, revision="v10").text
+
+
+@pytest.mark.parametrize("head", ["license: [mit", "3: x", "model-index: 5", "- a", "license: [a]"])
+def test_card_that_cannot_be_read_is_named_and_nothing_is_made(hub, adapter, head):
+    (adapter / "README.md").write_text(f"---\n{head}\n---\n# Mine\n")
+    with pytest.raises(ValueError, match=r"README\.md"):
+        push(adapter, "user/new")
+    (adapter / "README.md").unlink()
+    with pytest.raises(ValueError, match="leave out either create_pr or revision"):
+        push(adapter, "user/new", create_pr=True, revision="x")
+    assert hub.repo_ids() == [BASE]
+
+
+def test_names_of_classes_that_look_like_paths_stay(hub):
+    model = tiny.ensemble("bert", id2label={0: "/m/09x0r", 1: "/m/0k4j", 2: "other"})
+    push_model(model, REPO, tiny.tokenizer(), base_model=BASE)
+    assert load_ensemble(REPO)[0].config.id2label == {0: "/m/09x0r", 1: "/m/0k4j", 2: "other"}
+
+
+def test_base_of_the_hub_is_pinned_to_the_commit_that_was_loaded(hub, tmp_path):
+    model, tokenizer = ensemble_from_pretrained(BASE, "text-classification", 2, num_labels=3, head_init="fresh")
+    assert model.peft_config["default"].revision == hub.base_sha
+    hub.add_repo(BASE, {**hub.files(BASE), "model.safetensors": b"other"})
+    model.push_to_hub(REPO, processor=tokenizer)
+    assert json.loads(hub.files(REPO)["adapter_config.json"])["revision"] == hub.base_sha
+    load_ensemble(REPO)
+
+
+def test_figures_are_those_of_the_weights_that_are_pushed(hub, tmp_path):
+    trainer = trainer_for(
+        tmp_path / "repo", hub_base_model=BASE, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+        save_steps=1, load_best_model_at_end=True, metric_for_best_model="eval_nll", greater_is_better=False,
+        learning_rate=0.1,
+    )  # fmt: skip
+    trainer.train()
+    trainer.push_to_hub()
+    pushed = {r.metric_type: r.metric_value for r in card_of(hub).data.eval_results}
+    assert pushed["nll"] == pytest.approx(trainer.state.best_metric)
+    assert pushed["nll"] == pytest.approx(trainer.evaluate()["eval_nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_members": None}, "holds no whole evaluation"),
+        ({"resamples": None}, "holds no whole evaluation"),
+        ({"dataset": None}, "holds no whole evaluation"),
+    ],
+)
+def test_damaged_evaluations_are_named(evaluated, tmp_path, change, message):
+    folder = Path(shutil.copytree(evaluated / "adapter-evaluation", tmp_path / "evaluation"))
+    report = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(report | change))
+    with pytest.raises(ValueError, match=message):
+        read_evaluation(folder, None, 3)
+    (folder / "metrics.json").write_text(json.dumps(report))
+    for content, why in (("", "is damaged"), ("example,label\n0,a\n", "lacks the columns")):
+        (folder / "examples.csv").write_text(content)
+        with pytest.raises(ValueError, match=why):
+            read_evaluation(folder, evaluated / "single-evaluation", 3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("stanfordnlp/sst2", "stanfordnlp/sst2"),
+        ("private/secret customers/x.parquet", "x.parquet"),
+        ("~/secret/data", "data"),
+        (r"C:\Users\me\x.csv", "x.csv"),
+        ("/home/me/data", "data"),
+        (None, None),
+    ],
+)
+def test_dataset_is_named_without_its_path(dataset, name):
+    assert public_name(dataset) == name
+
+
+def test_regression_is_described_as_such(hub):
+    push_model(tiny.ensemble("bert", num_labels=1, problem_type="regression"), REPO, tiny.tokenizer(), base_model=BASE)
+    text = card_of(hub).text
+    assert "mean of their outputs" in text
+    assert "For regression as in" in text
+    assert "of\n1 label." in text

@@ -1,9 +1,11 @@
 """The figures of an evaluation, as a model card shows them."""
 
+import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from ..adapter_info import read_report
 from ..evaluation.files import EXAMPLES, METRICS, RELIABILITY
 from ..evaluation.report import METRIC_TITLES
 from ..metrics import TABLE_METRICS, ExampleTable, PairedDifference, paired_bootstrap
+
+_DATA_FILES = (".csv", ".json", ".jsonl", ".parquet")
+_NEEDED = {"dataset": str, "num_members": int, "resamples": int, "seed": int, "metrics": dict}
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def read_evaluation(
     picture = Path(folder, RELIABILITY)
     out_of_distribution = report.get("out_of_distribution") or {}
     return CardEvaluation(
-        dataset=_public_name(report["dataset"]),
+        dataset=public_name(report["dataset"]),
         dataset_config=report.get("dataset_config"),
         split=report.get("split"),
         num_rows=report.get("num_rows"),
@@ -77,8 +82,11 @@ def read_evaluation(
         metrics=_known(report["metrics"]),
         single_metrics=None if single is None else {n: of["value"] for n, of in _known(single["metrics"]).items()},
         differences=differences,
-        ood_dataset=_public_name(report.get("ood_dataset")),
-        ood_auroc={score: of_score["auroc"] for score, of_score in out_of_distribution.items()} or None,
+        ood_dataset=public_name(report.get("ood_dataset")),
+        ood_auroc={
+            score: of_score["auroc"] for score, of_score in out_of_distribution.items() if _is_finite(of_score["auroc"])
+        }
+        or None,
         reliability=picture if picture.is_file() else None,
     )
 
@@ -99,27 +107,35 @@ def evaluation_of_trainer(logs: Sequence[dict[str, float]], dataset: str | None)
 
 def _report(folder: str | os.PathLike) -> dict[str, Any]:
     report = read_report(Path(folder, METRICS))
-    if report is None or "dataset" not in report:
-        raise ValueError(f"{folder} holds no evaluation by `sigma-nens evaluate`.")
+    if report is None or not all(isinstance(report.get(name), kind) for name, kind in _NEEDED.items()):
+        raise ValueError(f"{folder} holds no whole evaluation by `sigma-nens evaluate`.")
     return report
 
 
 def _known(metrics: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Keep the figures that are numbers; infinite ones are null in the file."""
+    """Keep the figures that are finite numbers; infinite ones are null in the file."""
     known = {
-        name: {figure: value for figure, value in of_metric.items() if value is not None}
+        name: {figure: value for figure, value in of_metric.items() if _is_finite(value)}
         for name, of_metric in metrics.items()
         if name in METRIC_TITLES
     }
     return {name: of_metric for name, of_metric in known.items() if "value" in of_metric}
 
 
-def _public_name(dataset: str | None) -> str | None:
-    """Return the name of a dataset without the path that it has on this machine."""
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def public_name(dataset: str | None) -> str | None:
+    """Return the name of a dataset without the path that it has on this machine.
+
+    Args:
+        dataset: An id on the Hub, or a local file or folder; None: there is none.
+    """
     if dataset is None:
         return None
-    is_local = os.path.exists(dataset) or os.path.isabs(dataset) or Path(dataset).suffix in (".csv", ".json", ".jsonl")
-    return Path(dataset).name if is_local else dataset
+    is_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) and Path(dataset).suffix not in _DATA_FILES
+    return dataset if is_hub_id and not os.path.exists(dataset) else PureWindowsPath(dataset).name
 
 
 def _differences(folder: Path, single_folder: Path, report: dict[str, Any]) -> dict[str, PairedDifference]:
@@ -128,7 +144,13 @@ def _differences(folder: Path, single_folder: Path, report: dict[str, Any]) -> d
         if not path.is_file():
             raise ValueError(f"{path} is missing, so the two evaluations cannot be compared.")
         # As text: a class may be called "1" or "nan".
-        frames.append(pandas.read_csv(path, dtype={"prediction": str, "label": str}, keep_default_na=False))
+        try:
+            frames.append(pandas.read_csv(path, dtype={"prediction": str, "label": str}, keep_default_na=False))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}).") from error
+        missing = {"prediction", "label", "probability"} - set(frames[-1])
+        if missing:
+            raise ValueError(f"{path} is damaged: it lacks the columns {sorted(missing)}.")
     where = [[name for name in ("example", "word") if name in frame] for frame in frames]
     if where[0] != where[1] or not frames[0][[*where[0], "label"]].equals(frames[1][[*where[0], "label"]]):
         raise ValueError(f"{folder} and {single_folder} are not evaluations of the same examples.")

@@ -12,7 +12,7 @@ from ..config import SigmaNormConfig
 from ..evaluation.report import METRIC_TITLES
 from ..regularizer import expected_sharing
 from .base import PublishedBase
-from .card_evaluation import CardEvaluation
+from .card_evaluation import CardEvaluation, public_name
 
 MARKER = "<!-- made by sigma_nens_hf"
 _TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -76,6 +76,8 @@ def model_card(
         processor_argument="image_processor" if info.task.startswith("image") else "tokenizer",
         base_model_class=info.base_model_class,
         num_labels=config.num_labels,
+        is_regression=config.problem_type == "regression",
+        kind="multi-label classification" if config.problem_type == "multi_label_classification" else "classification",
         temperature=info.calibration_temperature,
         recipe=_recipe(info.training_recipe),
         versions=", ".join(f"{package} {version}" for package, version in info.versions.items() if version),
@@ -101,7 +103,7 @@ def _facts(info: AdapterInfo, config: SigmaNormConfig, base: PublishedBase) -> d
     total = sum(part.bytes for part in info.parts.values()) / 1024
     branch = "the inputs" if info.branch_layer is None else f"block {info.branch_layer}, over a {info.prefix} prefix"
     temperature = info.calibration_temperature
-    data = recipe.get("dataset") or "not known"
+    data = public_name(recipe.get("dataset")) or "not known"
     examples = recipe.get("train_examples")
     facts = {
         "task": info.task,

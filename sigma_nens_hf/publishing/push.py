@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from ..config import SigmaNormConfig
 from ..evaluation.files import RELIABILITY
 from ..tasks import load_processor
 from .base import PublishedBase, check_base_is_public, published_base
-from .card_evaluation import CardEvaluation, read_evaluation
+from .card_evaluation import CardEvaluation, public_name, read_evaluation
 from .model_card import MARKER, model_card
 
 README = "README.md"
@@ -35,7 +34,8 @@ _GENERATED = (MARKER, "# Model Card for Model ID")
 # The client's errors and, whatever it is called in this release, those of the HTTP library under it; of a large file
 # the client makes a RuntimeError of either.
 _FAILURES = (HfHubHTTPError.__base__, OSError, RuntimeError)
-_FULL_OF_STRINGS = "tokenizer.json"  # a token may look like a path
+# Tokens and names of classes may look like paths.
+_FULL_OF_STRINGS = ("tokenizer.json", CONFIG_NAME)
 
 
 def push_adapter(
@@ -88,6 +88,8 @@ def push_adapter(
         raise ValueError(f"There is no evaluation of {folder} that the single model's could be compared with.")
     if evaluation and not isinstance(evaluation, CardEvaluation):
         evaluation = read_evaluation(evaluation, single_evaluation, info.num_members)
+    if create_pr and revision is not None:
+        raise ValueError("A pull request has a branch of its own; leave out either create_pr or revision.")
     try:
         validate_repo_id(repo_id)
     except ValueError as error:
@@ -100,7 +102,9 @@ def push_adapter(
             base = published_base(config, source, token)
             _write_files(Path(workplace.name), folder, config, info, base, token)
             card = model_card(repo_id, info, config, base, evaluation or None, metadata)
-            _with_own_text(card, folder, repo_id, revision, token).save(Path(workplace.name, README))
+            card = _with_own_text(card, folder, repo_id, revision, token)
+            card.validate()
+            card.save(Path(workplace.name, README))
             if evaluation and evaluation.reliability is not None:
                 shutil.copyfile(evaluation.reliability, Path(workplace.name, RELIABILITY))
         about = {"commit_message": commit_message or MESSAGE, "commit_description": commit_description}
@@ -160,9 +164,11 @@ def _write_files(
     shutil.copyfile(Path(folder, SAFETENSORS_WEIGHTS_NAME), workplace / SAFETENSORS_WEIGHTS_NAME)
     config.base_model_name_or_path, config.revision = base.repo_id, base.revision
     config.inference_mode = True
+    if config.training_recipe and config.training_recipe.get("dataset"):
+        config.training_recipe["dataset"] = public_name(config.training_recipe["dataset"])
     config.save_pretrained(workplace)
     for path in workplace.glob("*.json"):
-        if path.name != _FULL_OF_STRINGS:
+        if path.name not in _FULL_OF_STRINGS:
             content = json.loads(path.read_text(encoding="utf-8"))
             path.write_text(json.dumps(_without_paths(content), indent=2, ensure_ascii=False), encoding="utf-8")
 
@@ -175,7 +181,7 @@ def _without_paths(value: Any) -> Any:
 
 
 def _is_path(value: Any) -> bool:
-    if not isinstance(value, str) or re.search(r"\s", value):
+    if not isinstance(value, str) or "\n" in value:  # such as a chat template
         return False
     is_windows = PureWindowsPath(value).is_absolute() and len(PureWindowsPath(value).parts) > 2
     return is_windows or (value.startswith("/") and len(PurePosixPath(value).parts) > 2)
@@ -186,19 +192,33 @@ def _with_own_text(
 ) -> ModelCard:
     """Return the card that the user wrote, with what it lacks in metadata; the given one where there is none."""
     local = Path(folder, README)
-    own = ModelCard.load(local) if local.is_file() else None
-    if own is None or _is_generated(own):
-        try:
-            own = ModelCard.load(hf_hub_download(repo_id, README, revision=revision, token=token))
-        except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
-            own = None
+    own = _read_card(local, str(local)) if local.is_file() else None
+    for branch in (revision, None):  # a branch that is not there yet will begin as the main one
+        if own is None or _is_generated(own):
+            own = _card_on_hub(repo_id, branch, token)
     if own is None or _is_generated(own):
         return card
     ours, theirs = card.data.to_dict(), own.data.to_dict()
-    # Figures are of these weights, whatever the card said of earlier ones.
-    measured = {"model-index": ours["model-index"]} if "model-index" in ours else {}
-    own.data = ModelCardData(**(ours | theirs | measured))
+    tags = [tag for tag in theirs.get("tags") or [] if not tag.startswith("base_model:")]
+    # These are of this adapter, whatever the card, which peft may have begun, said before.
+    fixed = {name: ours[name] for name in ("base_model", "library_name", "pipeline_tag", "model-index") if name in ours}
+    own.data = ModelCardData(**(ours | theirs | fixed | {"tags": list(dict.fromkeys([*ours["tags"], *tags]))}))
     return own
+
+
+def _card_on_hub(repo_id: str, revision: str | None, token: str | bool | None) -> ModelCard | None:
+    try:
+        path = hf_hub_download(repo_id, README, revision=revision, token=token)
+    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+        return None
+    return _read_card(Path(path), f"{README} in {repo_id}")
+
+
+def _read_card(path: Path, source: str) -> ModelCard:
+    try:
+        return ModelCard.load(path)
+    except Exception as error:  # of yaml, of the encoding, or of what the metadata are taken for
+        raise ValueError(f"The metadata at the top of {source} cannot be read; mend them first. ({error})") from error
 
 
 def _is_generated(card: ModelCard) -> bool:
