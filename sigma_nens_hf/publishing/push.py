@@ -103,7 +103,10 @@ def push_adapter(
             _write_files(Path(workplace.name), folder, config, info, base, token)
             card = model_card(repo_id, info, config, base, evaluation or None, metadata)
             card = _with_own_text(card, folder, repo_id, revision, token)
-            card.validate()
+            try:
+                card.validate()
+            except ValueError as error:
+                raise ValueError(f"The metadata of the card, {README}, are not valid: {error}") from error
             card.save(Path(workplace.name, README))
             if evaluation and evaluation.reliability is not None:
                 shutil.copyfile(evaluation.reliability, Path(workplace.name, RELIABILITY))
